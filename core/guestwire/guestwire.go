@@ -1,0 +1,291 @@
+// Package guestwire is what the host and a guest's agent say to each other.
+//
+// Transport: one byte stream (virtio-serial, vsock, or a pipe in tests) with
+// yamux over it; the host is the yamux client, the agent the server. Each
+// yamux stream carries one request: the opener writes one Header frame, then
+// what the op says. A frame is a 4-byte big-endian length (at most MaxFrame)
+// followed by that many bytes of JSON. No stream stays open while nothing is
+// asked, so that an idle guest can be saved to and restored from memory.
+//
+// Host and guest always ship together: Hello compares version.Build and there
+// is no negotiation.
+package guestwire
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+// PortName is the virtio-serial port's name (/sys/class/virtio-ports/*/name).
+const PortName = "vk.agent.0"
+
+// VsockPort is the agent's port where the channel is AF_VSOCK.
+const VsockPort = 1024
+
+// MaxFrame bounds one JSON frame, in bytes.
+const MaxFrame = 1 << 20
+
+// Ops of a Header.
+const (
+	OpHello    = "hello"    // Hello → HelloReply
+	OpSetup    = "setup"    // Setup → Reply (after Progress frames)
+	OpResume   = "resume"   // Resume → Reply
+	OpExec     = "exec"     // ExecRequest; then ExecControl ⇄ ExecEvent frames
+	OpStdio    = "stdio"    // Stdio; then raw bytes, half-closed at EOF
+	OpPing     = "ping"     // no body → Pong
+	OpShutdown = "shutdown" // Shutdown → Reply
+	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways
+	OpWrite    = "write"    // WriteFile; then raw bytes until EOF → Reply
+)
+
+// Header opens a stream.
+type Header struct {
+	Op   string          `json:"op"`
+	Body json.RawMessage `json:"body,omitempty"`
+}
+
+// Reply ends a request that has no answer of its own. Err is "" on success.
+type Reply struct {
+	Err   string `json:"err,omitempty"`
+	Stage string `json:"stage,omitempty"` // where a setup failed
+}
+
+// Hello is the host's first request.
+type Hello struct {
+	Build string `json:"build"`
+}
+
+// HelloReply tells what answered.
+type HelloReply struct {
+	Build    string `json:"build"`
+	Kernel   string `json:"kernel"`    // uname -r
+	UptimeMS int64  `json:"uptime_ms"` // of the guest
+	Ready    bool   `json:"ready"`     // Setup was done before (the host reconnected)
+}
+
+// Progress is one step of a Setup; frames with Stage come before the Reply.
+// The last frame has Done set and Reply's fields filled.
+type Progress struct {
+	Stage string `json:"stage,omitempty"`
+	Done  bool   `json:"done,omitempty"`
+	Err   string `json:"err,omitempty"`
+}
+
+// Setup makes the bare guest into the job's machine. All sizes are bytes.
+type Setup struct {
+	Hostname  string      `json:"hostname"`
+	UnixNano  int64       `json:"unix_nano"` // host's clock when sent
+	Entropy   []byte      `json:"entropy"`   // credited to the guest's pool
+	MachineID string      `json:"machine_id,omitempty"`
+	Root      Disk        `json:"root"`            // read-only image
+	Upper     *Disk       `json:"upper,omitempty"` // writable layer; nil = tmpfs
+	Net       *Net        `json:"net,omitempty"`   // nil = no device
+	Hosts     []HostEntry `json:"hosts,omitempty"`
+	Mounts    []Mount     `json:"mounts,omitempty"`
+	Dirs      []Dir       `json:"dirs,omitempty"`
+	Env       []string    `json:"env,omitempty"`      // the image's environment, KEY=VALUE; base of every exec
+	Loopback  []int       `json:"loopback,omitempty"` // TCP ports of the guest's 127.0.0.1 passed to the gateway
+	Nested    bool        `json:"nested,omitempty"`
+}
+
+// Disk names a block device by its virtio serial.
+type Disk struct {
+	Serial string `json:"serial"`
+	FSType string `json:"fstype"` // "ext4", "erofs"
+}
+
+// Mount is a share put into the guest.
+type Mount struct {
+	Kind     string `json:"kind"` // "virtiofs" (Source is the tag), "disk" (Source is the serial)
+	Source   string `json:"source"`
+	FSType   string `json:"fstype,omitempty"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Dir is a directory to make in the root (parents 0755 root when missing).
+type Dir struct {
+	Path string `json:"path"`
+	Mode uint32 `json:"mode"`
+	User string `json:"user,omitempty"` // owner as in ExecRequest.User; "" = root
+}
+
+// Net is the guest's one interface.
+type Net struct {
+	MAC     string   `json:"mac"`
+	Addr    string   `json:"addr"`    // CIDR, such as 10.200.0.2/24
+	Gateway string   `json:"gateway"` // also answers DNS unless DNS says otherwise
+	DNS     []string `json:"dns"`
+	Search  []string `json:"search,omitempty"`
+	MTU     int      `json:"mtu,omitempty"`
+}
+
+// HostEntry is a line of /etc/hosts.
+type HostEntry struct {
+	Addr  string   `json:"addr"`
+	Names []string `json:"names"`
+}
+
+// Resume is sent to a guest restored from memory, and after every pause.
+// Empty fields leave what is there.
+type Resume struct {
+	UnixNano  int64  `json:"unix_nano"`
+	Entropy   []byte `json:"entropy,omitempty"`
+	Hostname  string `json:"hostname,omitempty"`
+	MachineID string `json:"machine_id,omitempty"`
+	Net       *Net   `json:"net,omitempty"`
+}
+
+// ExecRequest starts a program. ID is chosen by the host (32 hex digits) and
+// joins the exec stream with its OpStdio streams, which may arrive in any
+// order; the program starts when all that it declares have arrived.
+type ExecRequest struct {
+	ID     string   `json:"id"`
+	Argv   []string `json:"argv"`
+	Env    []string `json:"env,omitempty"`       // over Setup.Env; later entries win
+	Clear  bool     `json:"clear_env,omitempty"` // start from nothing but PATH
+	Dir    string   `json:"dir,omitempty"`       // "" = the user's home, else /
+	MkDir  bool     `json:"mkdir,omitempty"`     // make Dir when it is missing
+	User   string   `json:"user,omitempty"`      // name|uid[:group|gid]; "" = root
+	TTY    bool     `json:"tty,omitempty"`       // stdout carries everything
+	Rows   uint16   `json:"rows,omitempty"`
+	Cols   uint16   `json:"cols,omitempty"`
+	Stdin  bool     `json:"stdin,omitempty"` // false = /dev/null
+	Stdout bool     `json:"stdout,omitempty"`
+	Stderr bool     `json:"stderr,omitempty"`
+	Detach bool     `json:"detach,omitempty"` // survives the loss of its streams
+}
+
+// Stdio announces a raw stream of an exec. FD is 0, 1 or 2.
+type Stdio struct {
+	ID string `json:"id"`
+	FD int    `json:"fd"`
+}
+
+// ExecControl is what the host may say on an exec stream after the request.
+type ExecControl struct {
+	Signal int     `json:"signal,omitempty"` // to the program's process group
+	Kill   bool    `json:"kill,omitempty"`   // SIGKILL to all it started
+	Resize *Resize `json:"resize,omitempty"`
+}
+
+// Resize is a terminal's new size.
+type Resize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// ExecEvent is what the agent says on an exec stream. The last one has Exited
+// set; it comes after all output has been written to the stdio streams.
+type ExecEvent struct {
+	PID    int    `json:"pid,omitempty"` // started
+	Exited bool   `json:"exited,omitempty"`
+	Code   int    `json:"code"`             // exit status; 128+n when Signal is n
+	Signal int    `json:"signal,omitempty"` // signal that ended it
+	OOM    bool   `json:"oom,omitempty"`    // the guest's kernel killed it for memory
+	Err    string `json:"err,omitempty"`    // it never started: 127 not found, 126 not executable
+}
+
+// Pong is the guest's pulse.
+type Pong struct {
+	UptimeMS  int64 `json:"uptime_ms"`
+	UnixNano  int64 `json:"unix_nano"`
+	MemTotal  int64 `json:"mem_total"`     // bytes
+	MemAvail  int64 `json:"mem_available"` // bytes
+	Execs     int   `json:"execs"`         // running
+	OOMKills  int64 `json:"oom_kills"`     // since boot
+	UpperUsed int64 `json:"upper_used"`    // bytes of the writable layer
+	UpperSize int64 `json:"upper_size"`
+}
+
+// Shutdown ends the guest in order.
+type Shutdown struct {
+	Reboot bool          `json:"reboot,omitempty"`
+	Grace  time.Duration `json:"grace"` // from SIGTERM to SIGKILL
+}
+
+// Dial connects to an address inside the guest.
+type Dial struct {
+	Network string `json:"network"` // "tcp", "udp", "unix"
+	Addr    string `json:"addr"`
+}
+
+// WriteFile makes one file (and its parents) from the bytes that follow.
+type WriteFile struct {
+	Path string `json:"path"`
+	Mode uint32 `json:"mode"`
+	User string `json:"user,omitempty"`
+	Size int64  `json:"size"` // exactly this many bytes follow
+}
+
+// MuxConfig is the yamux configuration both ends use. Keep-alive is off (an
+// idle guest sends nothing) and the timeouts are long, because a guest under
+// emulation may take many seconds to answer its first open.
+func MuxConfig() *yamux.Config {
+	c := yamux.DefaultConfig()
+	c.EnableKeepAlive = false
+	c.MaxStreamWindowSize = 1 << 20
+	c.StreamOpenTimeout = 0
+	c.StreamCloseTimeout = 0
+	c.ConnectionWriteTimeout = 10 * time.Minute
+	c.AcceptBacklog = 4096
+	c.LogOutput = io.Discard
+	return c
+}
+
+// Send writes v as one frame.
+func Send(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encoding frame: %w", err)
+	}
+	if len(b) > MaxFrame {
+		return fmt.Errorf("frame of %d bytes is over the limit of %d", len(b), MaxFrame)
+	}
+	buf := make([]byte, 4, 4+len(b))
+	binary.BigEndian.PutUint32(buf, uint32(len(b)))
+	_, err = w.Write(append(buf, b...))
+	return err
+}
+
+// Recv reads one frame into v. io.EOF means that the stream ended between
+// frames.
+func Recv(r io.Reader, v any) error {
+	var n [4]byte
+	if _, err := io.ReadFull(r, n[:]); err != nil {
+		return err
+	}
+	l := binary.BigEndian.Uint32(n[:])
+	if l > MaxFrame {
+		return fmt.Errorf("frame of %d bytes is over the limit of %d", l, MaxFrame)
+	}
+	b := make([]byte, l)
+	if _, err := io.ReadFull(r, b); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("decoding frame: %w", err)
+	}
+	return nil
+}
+
+// Open writes the Header that starts a request with body (nil for none).
+func Open(w io.Writer, op string, body any) error {
+	h := Header{Op: op}
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return fmt.Errorf("encoding %s: %w", op, err)
+		}
+		h.Body = b
+	}
+	return Send(w, h)
+}

@@ -1,0 +1,162 @@
+// Package supervise runs one guest for its whole life: a supervisor process
+// owns the VMM, the network switch and the shares of one job, listens on a
+// socket in the job's directory, and leaves nothing behind when it ends.
+//
+// The process is a session of its own, so it outlives `vk gitlab prepare`.
+// It holds an exclusive lock on <jobdir>/lock for its life: whoever gets that
+// lock knows that the supervisor is gone and may sweep the directory.
+//
+// Files of a job directory (all 0600 in a 0700 directory):
+//
+//	lock          held by the supervisor
+//	spec.json     the Spec it was started with (no secrets)
+//	state.json    the last State, replaced atomically
+//	sup.sock      clients connect here
+//	sup.log       the supervisor's log and what the VMM printed
+//	console.log   the guest's console, bounded (see ConsoleMax); older part in console.log.1
+//	upper.img     the guest's writable layer
+package supervise
+
+import "time"
+
+// Spec says what a supervisor runs. It is written to <jobdir>/spec.json and
+// never holds a secret.
+type Spec struct {
+	ID       string    `json:"id"`   // directory name; [A-Za-z0-9._-]
+	Name     string    `json:"name"` // what the user calls it
+	Kind     string    `json:"kind"` // "run" or "gitlab"
+	Created  time.Time `json:"created"`
+	Hostname string    `json:"hostname"`
+	CPUs     int       `json:"cpus"`
+	MemMiB   int       `json:"mem_mib"`
+	Nested   bool      `json:"nested,omitempty"`
+
+	Image Image `json:"image"`
+	Upper int64 `json:"upper_bytes"` // capacity of the writable layer
+
+	Net    NetSpec `json:"net"`
+	Shares []Share `json:"shares,omitempty"`
+	Dirs   []Dir   `json:"dirs,omitempty"`
+
+	// Owner, when its PID is not 0, is the process without which this guest
+	// has no purpose: the supervisor ends when it is gone.
+	Owner Owner `json:"owner"`
+	// Deadline ends the guest whatever happens; zero = none. For jobs whose
+	// cleanup never comes.
+	Deadline time.Time `json:"deadline,omitzero"`
+	// Keep leaves the directory (console, state) after the guest's end.
+	Keep bool `json:"keep,omitempty"`
+
+	Command   *Command      `json:"command,omitempty"` // of `vk run -d`: started after boot, the guest ends with it
+	Env       []string      `json:"env,omitempty"`     // the image's ENV
+	BootLimit time.Duration `json:"boot_limit"`        // from start to ready
+	HangLimit time.Duration `json:"hang_limit"`        // silence of the agent that ends the guest; 0 = never
+	Kernel    string        `json:"kernel,omitempty"`  // "" = the best one installed, else a name or path
+	Accel     string        `json:"accel,omitempty"`   // auto|kvm|tcg
+}
+
+// Image is the root the guest runs.
+type Image struct {
+	Ref    string `json:"ref"`
+	Digest string `json:"digest"`
+	Path   string `json:"path"`   // read-only filesystem image
+	FSType string `json:"fstype"` // "ext4"
+	Lock   string `json:"lock"`   // file whose shared lock keeps it from `vk gc`
+}
+
+// NetSpec is the guest's network.
+type NetSpec struct {
+	Mode         string    `json:"mode"`                    // "switch" or "none"
+	HostLoopback bool      `json:"host_loopback,omitempty"` // gateway's address reaches the host's 127.0.0.1
+	Loopback     []int     `json:"loopback,omitempty"`      // guest's 127.0.0.1:port passed on to the host's
+	Publish      []Publish `json:"publish,omitempty"`
+}
+
+// Publish makes a port of the guest reachable on the host.
+type Publish struct {
+	HostAddr  string `json:"host_addr"` // "" = 127.0.0.1
+	HostPort  int    `json:"host_port"` // 0 = any free one; the State tells which
+	GuestPort int    `json:"guest_port"`
+	Proto     string `json:"proto"` // "tcp" or "udp"
+}
+
+// Share is a host directory in the guest.
+type Share struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Dir is a directory to make in the guest before anything runs.
+type Dir struct {
+	Path string `json:"path"`
+	Mode uint32 `json:"mode"`
+	User string `json:"user,omitempty"`
+}
+
+// Owner is a process, told from a later one of the same number by its start
+// time (field 22 of /proc/PID/stat, in clock ticks since boot).
+type Owner struct {
+	PID   int    `json:"pid"`
+	Start uint64 `json:"start"`
+}
+
+// Command is what a detached guest runs.
+type Command struct {
+	Argv []string `json:"argv"`
+	Env  []string `json:"env,omitempty"`
+	Dir  string   `json:"dir,omitempty"`
+	User string   `json:"user,omitempty"`
+	TTY  bool     `json:"tty,omitempty"`
+}
+
+// Phase is where a guest is in its life.
+type Phase string
+
+// The phases, in order.
+const (
+	Starting Phase = "starting" // supervisor is setting up
+	Booting  Phase = "booting"  // VMM runs, agent not ready
+	Running  Phase = "running"
+	Stopping Phase = "stopping"
+	Ended    Phase = "ended"
+)
+
+// State is what a supervisor tells of its guest.
+type State struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name"`
+	Kind    string    `json:"kind"`
+	Phase   Phase     `json:"phase"`
+	Stage   string    `json:"stage"` // last boot stage reached, in words
+	Since   time.Time `json:"since"` // of the phase
+	Created time.Time `json:"created"`
+	PID     int       `json:"pid"`     // supervisor
+	VMMPID  int       `json:"vmm_pid"` // 0 when none
+	Image   string    `json:"image"`
+	Digest  string    `json:"digest"`
+	CPUs    int       `json:"cpus"`
+	MemMiB  int       `json:"mem_mib"`
+	Accel   string    `json:"accel"`
+	Kernel  string    `json:"kernel"`
+	Addr    string    `json:"addr,omitempty"`
+	Publish []Publish `json:"publish,omitempty"`
+	Boots   int       `json:"boots"` // 1 + reboots
+	BootMS  int64     `json:"boot_ms"`
+	Steps   []Step    `json:"steps,omitempty"`
+	Exit    *Exit     `json:"exit,omitempty"` // once ended
+}
+
+// Step is one timed step of the start, for the trace.
+type Step struct {
+	Name string        `json:"name"`
+	Took time.Duration `json:"took"`
+}
+
+// Exit is why and how a guest ended.
+type Exit struct {
+	Reason  string   `json:"reason"` // a machine.Reason, "stopped", "owner-gone", "deadline", "boot-timeout", "hang", "failed"
+	Detail  string   `json:"detail,omitempty"`
+	Console []string `json:"console,omitempty"` // last lines, when the end was not asked for
+	Code    *int     `json:"code,omitempty"`    // of Spec.Command
+}
