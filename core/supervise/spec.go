@@ -133,18 +133,21 @@ type State struct {
 	Created time.Time `json:"created"`
 	PID     int       `json:"pid"`     // supervisor
 	VMMPID  int       `json:"vmm_pid"` // 0 when none
-	Image   string    `json:"image"`
-	Digest  string    `json:"digest"`
-	CPUs    int       `json:"cpus"`
-	MemMiB  int       `json:"mem_mib"`
-	Accel   string    `json:"accel"`
-	Kernel  string    `json:"kernel"`
-	Addr    string    `json:"addr,omitempty"`
-	Publish []Publish `json:"publish,omitempty"`
-	Boots   int       `json:"boots"` // 1 + reboots
-	BootMS  int64     `json:"boot_ms"`
-	Steps   []Step    `json:"steps,omitempty"`
-	Exit    *Exit     `json:"exit,omitempty"` // once ended
+	// Start and VMMStart are the start times of PID and VMMPID (see Owner).
+	Start    uint64    `json:"start,omitempty"`
+	VMMStart uint64    `json:"vmm_start,omitempty"`
+	Image    string    `json:"image"`
+	Digest   string    `json:"digest"`
+	CPUs     int       `json:"cpus"`
+	MemMiB   int       `json:"mem_mib"`
+	Accel    string    `json:"accel"`
+	Kernel   string    `json:"kernel"`
+	Addr     string    `json:"addr,omitempty"`
+	Publish  []Publish `json:"publish,omitempty"`
+	Boots    int       `json:"boots"` // 1 + reboots
+	BootMS   int64     `json:"boot_ms"`
+	Steps    []Step    `json:"steps,omitempty"`
+	Exit     *Exit     `json:"exit,omitempty"` // once ended
 }
 
 // Step is one timed step of the start, for the trace.

@@ -1,0 +1,46 @@
+package supervise
+
+import (
+	"context"
+	"os"
+
+	"virtkit/core/guestwire"
+)
+
+// Network is the switch of one job. The supervisor makes it before the guest
+// boots and closes it after the guest's end; applets adapt netsw to it.
+type Network interface {
+	// Plug gives a guest its port. name is what the others on the switch may
+	// call it. ctx bounds the call alone.
+	Plug(ctx context.Context, name string, s NetSpec) (Plugged, error)
+	// Close ends the switch, its flows and its listeners.
+	Close() error
+}
+
+// Plugged is a guest's port on the switch. It outlives a reboot of the guest.
+type Plugged interface {
+	// File is the guest's end, as machine.NIC.File wants it. The caller owns
+	// it; called once, later ends come from Replug.
+	File() *os.File
+	// Guest is what the guest's agent sets its interface up with.
+	Guest() guestwire.Net
+	// Replug replaces the guest's end, for a guest that was booted anew; the
+	// old end is dead after it. The caller owns the file.
+	Replug() (*os.File, error)
+	// Publish opens a port of the host and returns p with the address and
+	// port that it got. Published ports survive Replug.
+	Publish(ctx context.Context, p Publish) (Publish, error)
+	// Unpublish closes what Publish opened; p is what Publish returned.
+	Unpublish(p Publish) error
+	// Stats counts since Plug.
+	Stats() NetStats
+}
+
+// NetStats counts a port's traffic, seen from the guest.
+type NetStats struct {
+	SentBytes    int64 `json:"sent_bytes"`
+	RecvBytes    int64 `json:"recv_bytes"`
+	SentPackets  int64 `json:"sent_packets"`
+	RecvPackets  int64 `json:"recv_packets"`
+	DroppedBytes int64 `json:"dropped_bytes"`
+}

@@ -1,0 +1,51 @@
+package supervise
+
+import "time"
+
+// The protocol of sup.sock
+//
+// Each connection carries one request: the client writes one frame (see
+// guestwire.Send), a request; then
+//
+//	guest      nothing is answered: the connection now is a fresh stream of the
+//	           guest's agent, half-closes included. When there is no agent the
+//	           connection is closed at once.
+//	state      one answer with State.
+//	wait       an answer with State at once and at each change, the last one
+//	           when the phase asked for (Until) is reached or the guest ended.
+//	stop       answers as wait until the end. The connection then closes when
+//	           the supervisor's process is gone.
+//	kill       as stop, without asking the guest.
+//	reboot     answers as wait until the guest runs again.
+//	publish    one answer with Publish, as it was opened.
+//	unpublish  one answer.
+//
+// The last answer of a request has Done set, and Err when it failed. The
+// client may close at any time. A peer whose uid is neither the supervisor's
+// nor root's is refused by closing.
+const (
+	opGuest     = "guest"
+	opState     = "state"
+	opWait      = "wait"
+	opStop      = "stop"
+	opKill      = "kill"
+	opReboot    = "reboot"
+	opPublish   = "publish"
+	opUnpublish = "unpublish"
+	opAdopt     = "adopt" // on the launcher's pipe alone
+)
+
+type request struct {
+	Op      string        `json:"op"`
+	Until   Phase         `json:"until,omitempty"`
+	Grace   time.Duration `json:"grace,omitempty"`
+	Publish *Publish      `json:"publish,omitempty"`
+}
+
+type answer struct {
+	State   *State   `json:"state,omitempty"`
+	Publish *Publish `json:"publish,omitempty"`
+	Done    bool     `json:"done,omitempty"`
+	Err     string   `json:"err,omitempty"`
+	Kind    string   `json:"kind,omitempty"` // fault.Kind of Err
+}
