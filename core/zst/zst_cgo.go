@@ -1,0 +1,15 @@
+//go:build cgo
+
+package zst
+
+import (
+	"io"
+
+	"github.com/DataDog/zstd"
+)
+
+func newReader(r io.Reader) (io.ReadCloser, error) { return zstd.NewReader(r), nil }
+
+func newWriter(w io.Writer, level int) (io.WriteCloser, error) {
+	return zstd.NewWriterLevel(w, level), nil
+}
