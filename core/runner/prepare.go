@@ -1,0 +1,398 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"virtkit/core/execdrv"
+	"virtkit/core/fault"
+	"virtkit/core/guestwire"
+	"virtkit/core/supervise"
+)
+
+// job is what prepare gathers on its way.
+type job struct {
+	call   *execdrv.Call
+	id     Identity
+	resp   execdrv.Response
+	wanted execdrv.Wanted
+	image  Image
+	spec   supervise.Spec
+	rec    Record
+	slot   Slot
+	guest  Guest
+	state  supervise.State
+}
+
+// Prepare makes the job's guest and returns when it runs. When it fails,
+// nothing is left.
+func (r *Runner) Prepare(ctx context.Context, c *execdrv.Call) error {
+	start := r.now()
+	j := &job{call: c}
+	err, left := RunSteps(ctx, r.steps(j), r.now, func(name string, took time.Duration) { r.stepDone(j, name, took) })
+	for _, e := range left {
+		r.warn(e.Error())
+	}
+	if err != nil {
+		return err
+	}
+	r.say("ready after %s", seconds(r.now().Sub(start)))
+	return nil
+}
+
+func (r *Runner) steps(j *job) []Step {
+	return []Step{
+		{Name: "job", Do: func(context.Context) error { return r.read(j) }},
+		{Name: "image", Do: func(ctx context.Context) error { return r.resolve(ctx, j) }},
+		// Admission to the host's memory comes here.
+		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
+			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
+		{Name: "boot", Do: func(ctx context.Context) error { return r.launch(ctx, j) }},
+		{Name: "shell", Do: func(ctx context.Context) error { return r.tryShell(ctx, j) }},
+	}
+}
+
+func (r *Runner) stepDone(j *job, name string, took time.Duration) {
+	switch name {
+	case "image":
+		r.say("image %s (%s%s) in %s", j.wanted.Image, shortDigest(j.image.Root.Digest), prefixed(", ", j.image.From), seconds(took))
+	case "boot":
+		r.say("booted in %s: %d %s, %s memory%s%s", seconds(took), j.spec.CPUs, plural(j.spec.CPUs, "CPU"),
+			execdrv.MiBText(j.spec.MemMiB), prefixed(", kernel ", j.state.Kernel), prefixed(", ", j.state.Accel))
+	}
+}
+
+// read learns what the job wants.
+func (r *Runner) read(j *job) error {
+	var err error
+	if j.id, err = Identify(j.call); err != nil {
+		return err
+	}
+	if j.resp, err = readResponse(j.call); err != nil {
+		return err
+	}
+	if j.wanted, err = execdrv.ReadWanted(j.call, j.resp, r.Set.Limits); err != nil {
+		return err
+	}
+	if err := r.checkImage(j.wanted); err != nil {
+		return err
+	}
+	for _, w := range j.call.Warnings {
+		r.warn(w)
+	}
+	for _, w := range j.wanted.Warnings {
+		r.warn(w)
+	}
+	for _, n := range j.wanted.Notes {
+		r.say("%s", n)
+	}
+	if len(j.resp.Services) > 0 {
+		r.warn("services are not started yet by this version: " + serviceNames(j.resp.Services) +
+			"; a script that needs them will fail to reach them")
+	}
+	return nil
+}
+
+func serviceNames(s []execdrv.Image) string {
+	var out []string
+	for _, i := range s {
+		out = append(out, i.Name+prefixed(" as ", i.Alias))
+	}
+	return strings.Join(out, ", ")
+}
+
+func (r *Runner) resolve(ctx context.Context, j *job) error {
+	q := ImageQuery{
+		Ref: j.wanted.Image, Platform: j.resp.Image.ExecutorOpts.Docker.Platform,
+		AuthConfig: j.call.Var("DOCKER_AUTH_CONFIG"), Credentials: j.resp.Credentials,
+	}
+	img, err := r.Images.Resolve(ctx, q, func(line string) { r.say("%s", line) })
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", j.wanted.ImageFrom, j.wanted.Image, err)
+	}
+	j.image = img
+	return nil
+}
+
+// reserve takes the job's directory. What an earlier attempt of the same job
+// may have left there is removed first: the runner calls one attempt at a
+// time.
+func (r *Runner) reserve(ctx context.Context, j *job) error {
+	j.spec = r.specOf(j)
+	if err := r.Machines.Remove(ctx, j.id.ID); err != nil {
+		return fmt.Errorf("removing what an earlier attempt left: %w", err)
+	}
+	for _, line := range r.Machines.Reap(ctx) {
+		r.say("%s", line)
+	}
+	slot, err := r.Machines.Reserve(ctx, j.spec)
+	if err != nil {
+		return err
+	}
+	j.slot = slot
+	j.rec = r.recordOf(j)
+	return WriteRecord(r.Machines.Dir(j.id.ID), j.rec)
+}
+
+func (r *Runner) undoReserve(ctx context.Context, j *job) error {
+	if j.slot == nil {
+		return nil
+	}
+	return r.Machines.Remove(ctx, j.id.ID)
+}
+
+func (r *Runner) launch(ctx context.Context, j *job) error {
+	g, err := j.slot.Launch(ctx, func(supervise.State) {})
+	if err != nil {
+		if bad := r.badUser(j, err); bad != nil {
+			return bad
+		}
+		return err
+	}
+	j.guest = g
+	if j.state, err = g.State(ctx); err != nil {
+		return fmt.Errorf("asking the guest's supervisor: %w", err)
+	}
+	return nil
+}
+
+// badUser tells a user that the image does not have from a fault of ours. The
+// agent names the user in the error of the directory that it could not give
+// away.
+func (r *Runner) badUser(j *job, err error) error {
+	u := j.rec.User
+	if u == "" || !strings.Contains(err.Error(), "user "+strconv.Quote(userOf(u))) && !strings.Contains(err.Error(), "user "+userOf(u)) {
+		return nil
+	}
+	return fault.Newf(fault.JobFailed, "%s: the image has no user %q", r.userFrom(j), u).Because(err).
+		Hint("name a user of the image's /etc/passwd, or a number")
+}
+
+func userOf(s string) string { u, _, _ := strings.Cut(s, ":"); return u }
+
+func (r *Runner) userFrom(j *job) string {
+	switch {
+	case j.wanted.UserFrom != "":
+		return j.wanted.UserFrom
+	case r.Set.User != "":
+		return "[executor.vm] user"
+	}
+	return "the image's USER"
+}
+
+// tryShell starts the job's shell once as the job's user, so that an image
+// without a shell and a user without a passwd line are refused here, in
+// words, and not by the first stage.
+func (r *Runner) tryShell(ctx context.Context, j *job) error {
+	var out tail
+	req := request(j.rec, execdrv.StagePrepare, nil)
+	ev, err := j.guest.Exec(ctx, req, Stdio{In: strings.NewReader("exit 0\n"), Out: &out, Err: &out}, nil)
+	if err != nil {
+		return r.guestLost(ctx, j.guest, err)
+	}
+	if ev.Err == "" && ev.Code == 0 && ev.Signal == 0 {
+		return nil
+	}
+	why := ev.Err
+	if why == "" {
+		why = fmt.Sprintf("exit status %d%s", ev.Code, prefixed(": ", strings.TrimSpace(out.String())))
+	}
+	return fault.Newf(fault.JobFailed, "starting a shell in image %s as user %s: %s", j.wanted.Image, orRoot(j.rec.User), why).
+		Hint("the image needs bash or sh, and the user (%s) must exist in it", r.userFrom(j))
+}
+
+func orRoot(u string) string {
+	if u == "" {
+		return "root"
+	}
+	return u
+}
+
+func (r *Runner) specOf(j *job) supervise.Spec {
+	now := r.now()
+	s := supervise.Spec{
+		ID: j.id.ID, Kind: "gitlab", Created: now, Hostname: r.Set.Hostname,
+		CPUs: j.wanted.CPUs, MemMiB: j.wanted.MemMiB, Nested: r.Set.Nested,
+		Image: j.image.Root, Upper: r.Set.Upper, Net: r.Set.Net, Env: j.image.Env,
+		Dirs:     r.dirsOf(j),
+		Deadline: now.Add(r.timeoutOf(j) + GraceAfterTimeout),
+		// Later stages must be able to say why the guest is gone; cleanup or
+		// the reaper removes the directory.
+		Keep:      true,
+		BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit,
+		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
+	}
+	if pid, start, ok := execdrv.ReadFirstCall(j.call); ok && pid == r.Parent.PID && start == r.Parent.Start {
+		// config and prepare have the same living parent: it is the runner,
+		// not a shell around one call.
+		s.Owner = r.Parent
+	}
+	return s
+}
+
+func (r *Runner) timeoutOf(j *job) time.Duration {
+	if n, err := strconv.ParseInt(j.call.Var("CI_JOB_TIMEOUT"), 10, 32); err == nil && n > 0 {
+		return time.Duration(n) * time.Second
+	}
+	if n := j.resp.RunnerInfo.Timeout; n > 0 && n < 1<<31 {
+		return time.Duration(n) * time.Second
+	}
+	return defaultTimeout
+}
+
+// userOfJob is the first of: the job's own choice, the host's, the image's.
+func (r *Runner) userOfJob(j *job) string {
+	switch {
+	case j.wanted.User != "":
+		return j.wanted.User
+	case r.Set.User != "":
+		return r.Set.User
+	}
+	return j.image.User
+}
+
+// dirsOf are the directories that the runner's scripts expect to be able to
+// write: the builds and cache directories and the parents of the project's.
+func (r *Runner) dirsOf(j *job) []supervise.Dir {
+	user := r.userOfJob(j)
+	builds := j.call.Var("CI_BUILDS_DIR")
+	if builds == "" {
+		builds = r.Set.BuildsDir
+	}
+	var out []supervise.Dir
+	seen := map[string]bool{}
+	add := func(p string) {
+		p = path.Clean(p)
+		if !path.IsAbs(p) || p == "/" || seen[p] {
+			return
+		}
+		seen[p] = true
+		out = append(out, supervise.Dir{Path: p, Mode: 0o755, User: user})
+	}
+	add(builds)
+	if project := j.call.Var("CI_PROJECT_DIR"); project != "" {
+		rel, ok := strings.CutPrefix(path.Dir(path.Clean(project)), path.Clean(builds)+"/")
+		if ok {
+			p := path.Clean(builds)
+			for part := range strings.SplitSeq(rel, "/") {
+				p = path.Join(p, part)
+				add(p)
+			}
+		} else {
+			add(path.Dir(path.Clean(project)))
+		}
+	}
+	add(r.Set.CacheDir)
+	return out
+}
+
+func (r *Runner) recordOf(j *job) Record {
+	return Record{
+		ID: j.id.ID, JobID: j.id.JobID, Name: j.call.Var("CI_JOB_NAME"), Stage: j.call.Var("CI_JOB_STAGE"),
+		Project: j.call.Var("CI_PROJECT_PATH"), Pipeline: j.call.Var("CI_PIPELINE_ID"), URL: j.call.Var("CI_JOB_URL"),
+		Ref: j.call.Var("CI_COMMIT_REF_NAME"), SHA: j.call.Var("CI_COMMIT_SHA"),
+		Image: j.wanted.Image, Digest: j.image.Root.Digest, CPUs: j.spec.CPUs, MemMiB: j.spec.MemMiB,
+		User: r.userOfJob(j), Workdir: j.image.Workdir,
+		Entrypoint: execdrv.EffectiveEntrypoint(j.resp.Image.Entrypoint, j.image.Entrypoint),
+		Runner:     j.spec.Owner, Created: j.spec.Created, Deadline: j.spec.Deadline,
+	}
+}
+
+// request is the exec of a stage's shell.
+func request(rec Record, stage string, env []string) guestwire.ExecRequest {
+	var argv []string
+	if execdrv.UserStage(stage) {
+		argv = append(argv, rec.Entrypoint...)
+	}
+	return guestwire.ExecRequest{
+		Argv: append(argv, Shell), Env: env, Dir: orSlash(rec.Workdir), MkDir: true, User: rec.User,
+		Stdin: true, Stdout: true, Stderr: true,
+	}
+}
+
+func orSlash(dir string) string {
+	if dir == "" {
+		return "/"
+	}
+	return dir
+}
+
+// guestLost makes an error of a lost guest that says why it ended, waiting a
+// moment for its supervisor to find out.
+func (r *Runner) guestLost(ctx context.Context, g Guest, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lostWait)
+	defer cancel()
+	var last supervise.State
+	for {
+		st, err := g.State(ctx)
+		if err == nil {
+			last = st
+		}
+		if last.Exit != nil || err != nil && (errors.Is(err, supervise.ErrSupervisorGone) || ctx.Err() != nil) {
+			return lostError(last, cause)
+		}
+		select {
+		case <-ctx.Done():
+			return lostError(last, cause)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// lostWait is how long to wait for the reason of a guest's end.
+const lostWait = 5 * time.Second
+
+func lostError(st supervise.State, cause error) error {
+	if st.Exit == nil {
+		if st.Boots > 1 {
+			return fault.New(fault.System, "the guest rebooted during the job").Because(cause)
+		}
+		return fault.New(fault.System, "the way to the guest was lost").Because(cause)
+	}
+	text := "the guest ended: " + st.Exit.Reason + prefixed(": ", st.Exit.Detail)
+	if len(st.Exit.Console) > 0 {
+		text += "\nlast lines of its console:\n  " + strings.Join(st.Exit.Console, "\n  ")
+	}
+	return fault.New(fault.System, text)
+}
+
+func seconds(d time.Duration) string { return fmt.Sprintf("%.2fs", d.Seconds()) }
+
+func prefixed(prefix, s string) string {
+	if s == "" {
+		return ""
+	}
+	return prefix + s
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
+}
+
+func shortDigest(d string) string {
+	if algo, hexa, ok := strings.Cut(d, ":"); ok && len(hexa) > 12 {
+		return algo + ":" + hexa[:12]
+	}
+	if d == "" {
+		return "no digest"
+	}
+	return d
+}
+
+// tail keeps the first KiB of what is written, for an error's text.
+type tail struct{ b []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p[:min(len(p), 1024-len(t.b))]...)
+	return len(p), nil
+}
+
+func (t *tail) String() string { return string(t.b) }

@@ -1,0 +1,218 @@
+// Package runner is the life of a GitLab job in a guest, behind the four calls
+// of the custom executor (core/execdrv). It knows the order of things and
+// what to tell the user; what boots guests, keeps job directories and finds
+// images is given to it as interfaces.
+//
+// Each call is a process of its own. What one leaves for the next is in the
+// job's directory: job.json (Record) beside the supervisor's files. The
+// directory's name is made from the job's variables alone, so that every call
+// finds it, also a cleanup after a crash.
+//
+// Whose fault a failure is: fault.JobFailed is the job's (a wrong MICROVM_*
+// variable, a user that the image does not have) and ends the process with
+// BUILD_FAILURE_EXIT_CODE; every other kind is the runner's side and ends it
+// with SYSTEM_FAILURE_EXIT_CODE, which GitLab may retry.
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"virtkit/core/execdrv"
+	"virtkit/core/fault"
+	"virtkit/core/guestwire"
+	"virtkit/core/supervise"
+)
+
+// Images finds the root that a job runs in.
+type Images interface {
+	// Check refuses references that can never work, without any I/O beyond
+	// the configuration: wrong syntax, kinds that this version does not run.
+	Check(ref string) error
+	// Resolve makes the image ready on this host. It may take minutes and
+	// tells its progress in whole lines.
+	Resolve(ctx context.Context, q ImageQuery, progress func(line string)) (Image, error)
+}
+
+// ImageQuery is what a job says of its image. Auth holds secrets.
+type ImageQuery struct {
+	Ref         string
+	Platform    string // "" = the host's
+	AuthConfig  string // the job's DOCKER_AUTH_CONFIG
+	Credentials []execdrv.Credential
+}
+
+// Image is an image that is ready to boot.
+type Image struct {
+	Root       supervise.Image
+	Env        []string
+	User       string
+	Workdir    string
+	Entrypoint []string
+	Volumes    []string
+	From       string // how it came here, for the trace: "cached", "pulled 31 MB"
+}
+
+// Machines keeps job directories and runs their guests.
+type Machines interface {
+	// Reserve makes the directory of s.ID. fault.Conflict when it exists.
+	Reserve(ctx context.Context, s supervise.Spec) (Slot, error)
+	// Find is the guest of a job. supervise.ErrSupervisorGone is in the
+	// error's chain when there is none (any more).
+	Find(ctx context.Context, id string) (Guest, error)
+	// Dir is where the job's directory is, whether or not it exists.
+	Dir(id string) string
+	// Remove ends what lives of the job and removes its directory. It may be
+	// called in any state, many times, and by several processes at once.
+	Remove(ctx context.Context, id string) error
+	// Reap removes jobs whose runner is gone or whose time is over. The lines
+	// say what was removed.
+	Reap(ctx context.Context) []string
+}
+
+// Slot is a reserved job directory.
+type Slot interface {
+	// Launch starts the guest and returns once it runs. On error nothing of
+	// the guest is left, but the directory may be.
+	Launch(ctx context.Context, progress func(supervise.State)) (Guest, error)
+}
+
+// Guest is a running guest.
+type Guest interface {
+	// State is the supervisor's last word, also after the guest's end.
+	State(ctx context.Context) (supervise.State, error)
+	// Exec runs a program and returns how it ended. Control messages are
+	// passed on as they come. When ctx ends, or this process dies, the
+	// program and all it started are killed; the guest lives on. An error
+	// means that the guest or the way to it was lost.
+	Exec(ctx context.Context, r guestwire.ExecRequest, stdio Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error)
+}
+
+// Stdio are a program's streams; nil ones are /dev/null.
+type Stdio struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// Settings are the host's, from its configuration.
+type Settings struct {
+	Limits    execdrv.Limits
+	User      string // [executor.vm] user; "" = the image's
+	Hostname  string // of the guest
+	HostName  string // of this host, for "Running on … via …"
+	BuildsDir string
+	CacheDir  string
+	Upper     int64 // bytes of the writable layer
+	Nested    bool
+	Kernel    string
+	Accel     string
+	Net       supervise.NetSpec
+	BootLimit time.Duration
+	HangLimit time.Duration
+	Version   string
+}
+
+// Runner answers the calls.
+type Runner struct {
+	Images   Images
+	Machines Machines
+	Set      Settings
+	Trace    io.Writer        // gets the `virtkit: …` lines
+	Now      func() time.Time // nil = time.Now
+	// Parent is the process that called this one; its zero value is "unknown".
+	Parent supervise.Owner
+}
+
+// Shell is the one word that starts the job's shell in a guest. It reads the
+// script from its standard input, so that an entrypoint that splits its
+// arguments again has nothing to split.
+const Shell = "/run/vk/bin/vk-shell"
+
+// GraceAfterTimeout is how long a job may go on after its own timeout
+// (after_script, uploads, cleanup) before the guest is ended as forgotten.
+const GraceAfterTimeout = 30 * time.Minute
+
+// defaultTimeout is assumed for a job whose timeout nobody tells.
+const defaultTimeout = 24 * time.Hour
+
+func (r *Runner) now() time.Time {
+	if r.Now != nil {
+		return r.Now()
+	}
+	return time.Now()
+}
+
+// say writes one line into the job's trace.
+func (r *Runner) say(format string, a ...any) {
+	fmt.Fprintf(r.Trace, "virtkit: "+format+"\n", a...)
+}
+
+func (r *Runner) warn(line string) { r.say("warning: %s", line) }
+
+// Config answers `config`: it refuses what can never work, and says where
+// things are. It makes nothing.
+func (r *Runner) Config(c *execdrv.Call) (execdrv.ConfigAnswer, error) {
+	if _, err := Identify(c); err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	resp, err := readResponse(c)
+	if err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	w, err := execdrv.ReadWanted(c, resp, r.Set.Limits)
+	if err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	if err := r.checkImage(w); err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	return execdrv.ConfigAnswer{
+		BuildsDir: r.Set.BuildsDir, CacheDir: r.Set.CacheDir,
+		Hostname: r.Set.HostName,
+		Driver:   &execdrv.DriverName{Name: "virtkit", Version: r.Set.Version},
+		JobEnv:   map[string]string{execdrv.EnvFirstCall: execdrv.FirstCall(c, r.Parent.PID, r.Parent.Start)},
+		Shell:    "bash",
+	}, nil
+}
+
+func (r *Runner) checkImage(w execdrv.Wanted) error {
+	err := r.Images.Check(w.Image)
+	if err == nil {
+		return nil
+	}
+	f := fault.Newf(fault.JobFailed, "%s", w.ImageFrom).Because(err)
+	if h := fault.HintOf(err); h != "" {
+		return f.Hint("%s", h)
+	}
+	return f.Hint("name an image that this runner can boot, in %s or image:", execdrv.VarImage)
+}
+
+// readResponse reads JOB_RESPONSE_FILE. A runner too old to give one is
+// served without.
+func readResponse(c *execdrv.Call) (execdrv.Response, error) {
+	if c.ResponseFile == "" {
+		c.Warnings = append(c.Warnings, execdrv.EnvJobResponse+" is not set: the image's entrypoint and credentials of the job are unknown")
+		return execdrv.Response{}, nil
+	}
+	resp, err := execdrv.ReadResponse(c.ResponseFile)
+	if err != nil {
+		return resp, fault.New(fault.System, "reading the job").Because(err).
+			Hint("the runner writes this file for each job: look for errors in its own log")
+	}
+	return resp, nil
+}
+
+// Status is the process status for an error of Config, Prepare, Run or
+// Cleanup.
+func Status(c *execdrv.Call, err error) int {
+	if err == nil {
+		return 0
+	}
+	if fe, ok := errors.AsType[*fault.Error](err); ok && fe.Kind == fault.JobFailed {
+		return c.BuildFailure
+	}
+	return c.SystemFailure
+}
