@@ -1,0 +1,188 @@
+package conf
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"virtkit/core/fault"
+)
+
+// systemFile is the last place looked at.
+const systemFile = "/etc/virtkit/config.toml"
+
+// Find names the file that Load reads, "" when there is none. home may be
+// empty. A $VIRTKIT_CONFIG that cannot be found is an error.
+func Find(getenv func(string) string, home string) (string, error) {
+	return find(getenv, home, systemFile)
+}
+
+func find(getenv func(string) string, home, system string) (string, error) {
+	if f := getenv("VIRTKIT_CONFIG"); f != "" {
+		if _, err := os.Stat(f); err != nil {
+			return "", fault.Newf(fault.Usage, "reading the configuration that $VIRTKIT_CONFIG names").Because(err).
+				Hint("correct VIRTKIT_CONFIG, or unset it to use ~/.config/virtkit/config.toml or %s", system)
+		}
+		return f, nil
+	}
+	places := []string{system}
+	if home != "" {
+		places = []string{filepath.Join(home, ".config/virtkit/config.toml"), system}
+	}
+	for _, f := range places {
+		_, err := os.Stat(f)
+		if err == nil {
+			return f, nil
+		}
+		// Anything but "is not there" must not choose another file silently.
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+			return "", fault.Newf(fault.Usage, "looking for the configuration").Because(err).
+				Hint("make %s readable, or name another file in VIRTKIT_CONFIG", f)
+		}
+	}
+	return "", nil
+}
+
+// Load finds and reads the configuration and applies the environment:
+// VIRTKIT_STATE_DIR and VIRTKIT_ACCEL override their keys.
+func Load(getenv func(string) string, home string) (*Config, error) {
+	return load(getenv, home, systemFile)
+}
+
+func load(getenv func(string) string, home, system string) (*Config, error) {
+	file, err := find(getenv, home, system)
+	if err != nil {
+		return nil, err
+	}
+	c := Default()
+	if file != "" {
+		if c, err = read(file); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.applyEnv(getenv); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *Config) applyEnv(getenv func(string) string) error {
+	var errs []error
+	for _, r := range table {
+		if r.env == "" {
+			continue
+		}
+		if text := getenv(r.env); text != "" {
+			errs = append(errs, c.Set(r.name, text, Origin{Source: FromEnv, Name: r.env}))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func read(file string) (*Config, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fault.New(fault.Usage, "reading the configuration").Because(err).Hint("make it readable to this user, or name another file in VIRTKIT_CONFIG")
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fault.Newf(fault.Usage, "reading the configuration").Because(err)
+	}
+	return Parse(file, data)
+}
+
+// Check reads one file as Load would and only that: it looks at nothing else
+// and changes nothing.
+func Check(path string) (warnings []string, err error) {
+	c, err := read(path)
+	if err != nil {
+		return nil, err
+	}
+	return c.Warnings, nil
+}
+
+// Live holds a configuration that can be reloaded while it is in use.
+type Live struct{ p atomic.Pointer[Config] }
+
+// NewLive holds c.
+func NewLive(c *Config) *Live { l := &Live{}; l.p.Store(c); return l }
+
+// Get is the configuration in force. It must not be changed.
+func (l *Live) Get() *Config { return l.p.Load() }
+
+// Reload puts what load returns in force. On its error the old configuration
+// stays, and the error says so.
+func (l *Live) Reload(load func() (*Config, error)) error {
+	c, err := load()
+	if err != nil {
+		return fmt.Errorf("reloading the configuration (the old one stays in force): %w", err)
+	}
+	l.p.Store(c)
+	return nil
+}
+
+// systemState is the state directory of a host.
+const systemState = "/var/lib/virtkit"
+
+// ResolveStateDir makes the state directory and returns it with why it was
+// chosen. One that was asked for (flag, VIRTKIT_STATE_DIR, state_dir) must be
+// writable; else /var/lib/virtkit, or the user's XDG state directory where
+// that cannot be written. A directory made here is 0700.
+func ResolveStateDir(c *Config, getenv func(string) string, home string) (dir, why string, err error) {
+	return resolveStateDir(c, getenv, home, systemState)
+}
+
+func resolveStateDir(c *Config, getenv func(string) string, home, system string) (string, string, error) {
+	if c.StateDir != "" {
+		why := "set by " + c.Origin("state_dir").String()
+		if err := writableDir(c.StateDir); err != nil {
+			return "", "", fault.Newf(fault.System, "using the state directory (%s)", why).Because(err).
+				Hint("make it writable to this user, or name another one in VIRTKIT_STATE_DIR")
+		}
+		return c.StateDir, why, nil
+	}
+	first := writableDir(system)
+	if first == nil {
+		return system, "the default", nil
+	}
+	// A full disk must not move a host's state elsewhere.
+	if !errors.Is(first, fs.ErrPermission) && !errors.Is(first, unix.EROFS) {
+		return "", "", fault.New(fault.System, "using the state directory").Because(first).
+			Hint("name another directory in VIRTKIT_STATE_DIR or state_dir")
+	}
+	base := getenv("XDG_STATE_HOME")
+	if !filepath.IsAbs(base) { // the XDG specification has relative ones ignored
+		base = ""
+		if home != "" {
+			base = filepath.Join(home, ".local/state")
+		}
+	}
+	second := errors.New("neither HOME nor XDG_STATE_HOME is set")
+	if base != "" {
+		dir := filepath.Join(base, "virtkit")
+		if second = writableDir(dir); second == nil {
+			return dir, fmt.Sprintf("the user's, because of: %v", first), nil
+		}
+	}
+	return "", "", fault.New(fault.System, "finding a state directory").Because(errors.Join(first, second)).
+		Hint("name a writable directory in VIRTKIT_STATE_DIR")
+}
+
+// writableDir makes dir if need be and asks whether this process may make
+// names in it.
+func writableDir(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return &fs.PathError{Op: "writing to", Path: dir, Err: err}
+	}
+	return nil
+}
