@@ -1,0 +1,167 @@
+package qemu
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"virtkit/core/fault"
+	"virtkit/core/guestwire"
+	"virtkit/core/machine"
+)
+
+// plan is all that decides QEMU's command line: the guest, and the numbers
+// that its descriptors will have in QEMU. No path is given to QEMU but that of
+// its own firmware.
+type plan struct {
+	spec    machine.Spec
+	accel   string // "kvm" or "tcg"
+	tscKHz  uint64 // of the host, for tcg
+	qmp     int    // descriptors
+	console int
+	control int
+	kernel  int
+	initrd  int
+	disks   []int
+	nic     int
+	shares  []int
+}
+
+// shareTag and the like end up inside QEMU's comma-separated options.
+var (
+	nameRE   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	serialRE = regexp.MustCompile(`^[A-Za-z0-9._-]{1,20}$`)
+	tagRE    = regexp.MustCompile(`^[A-Za-z0-9._-]{1,35}$`)
+	macRE    = regexp.MustCompile(`^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$`)
+)
+
+// The machine has 24 virtio-mmio transports; serial, balloon and rng take one
+// each.
+const maxDevices = 24 - 3
+
+func validate(s machine.Spec) error {
+	bad := func(format string, a ...any) error { return fault.Newf(fault.Usage, "guest: "+format, a...) }
+	switch {
+	case !nameRE.MatchString(s.Name):
+		return bad("name %q is not made of letters, digits, dots, dashes and underscores (at most 63)", s.Name)
+	case s.CPUs < 1 || s.CPUs > 255:
+		return bad("%d CPUs are not between 1 and 255", s.CPUs)
+	case s.MemMiB < 64:
+		return bad("%d MiB of memory are less than 64", s.MemMiB)
+	case s.Kernel.Image == "":
+		return bad("no kernel was given")
+	}
+	n := len(s.Disks) + len(s.Shares)
+	if s.NIC != nil {
+		n++
+		if !macRE.MatchString(s.NIC.MAC) {
+			return bad("%q is no MAC address", s.NIC.MAC)
+		}
+		if s.NIC.File == nil {
+			return bad("its network device has no socket")
+		}
+		if s.NIC.MTU != 0 && (s.NIC.MTU < 576 || s.NIC.MTU > 65535) {
+			return bad("an MTU of %d is not between 576 and 65535", s.NIC.MTU)
+		}
+	}
+	if n > maxDevices {
+		return bad("%d disks, shares and network devices are more than the machine's %d", n, maxDevices)
+	}
+	for _, d := range s.Disks {
+		if !serialRE.MatchString(d.Serial) {
+			return bad("disk %s: serial %q is not 1 to 20 letters, digits, dots, dashes or underscores", d.Path, d.Serial)
+		}
+	}
+	for _, sh := range s.Shares {
+		if !tagRE.MatchString(sh.Tag) {
+			return bad("share of %s: tag %q is not 1 to 35 letters, digits, dots, dashes or underscores", sh.Source, sh.Tag)
+		}
+	}
+	return nil
+}
+
+// cmdline is the kernel's command line: the driver's words, then the spec's.
+func (p plan) cmdline() string {
+	w := []string{
+		"console=ttyS0", "quiet", "panic=-1", "reboot=t", "rdinit=/init",
+		"8250.nr_uarts=1", "random.trust_cpu=on", "rcupdate.rcu_expedited=1",
+	}
+	if p.accel == "tcg" {
+		// The machine has no PIT tick, so the kernel would calibrate by polling
+		// the PIT, which fails at random on a busy host and then hangs for
+		// ever. TCG's TSC is the host's. Under KVM, kvm-clock tells the rate.
+		w = append(w, "tsc_early_khz="+strconv.FormatUint(p.tscKHz, 10), "tsc=reliable")
+	}
+	return strings.Join(append(w, p.spec.Kernel.Cmdline...), " ")
+}
+
+// args is QEMU's command line without argv[0].
+func (p plan) args() []string {
+	s := p.spec
+	m := "microvm,acpi=on,dump-guest-core=off" // without ACPI it cannot power off
+	var a []string
+	add := func(w ...string) { a = append(a, w...) }
+	if len(p.shares) > 0 { // a vhost-user device maps the guest's memory
+		m += ",memory-backend=mem"
+		add("-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", s.MemMiB))
+	}
+	add("-M", m)
+	switch p.accel {
+	case "kvm":
+		cpu := "host"
+		if !s.Nested {
+			cpu += ",vmx=off,svm=off"
+		}
+		add("-accel", "kvm", "-cpu", cpu)
+	default:
+		cpu := "max"
+		if !s.Nested {
+			cpu += ",svm=off"
+		}
+		add("-accel", "tcg,thread=multi", "-cpu", cpu)
+	}
+	add("-m", strconv.Itoa(s.MemMiB)+"M", "-smp", strconv.Itoa(s.CPUs),
+		"-nodefaults", "-no-user-config", "-nographic",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-name", "vk:"+s.Name+",process=vk:"+s.Name,
+		// A reset ends the VMM. It pauses first, so that what the guest said
+		// last can be read to the end; the driver then tells it to quit.
+		"-no-reboot", "-action", "reboot=shutdown,shutdown=pause,panic=pause",
+		"-global", "virtio-mmio.force-legacy=false",
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", p.qmp), "-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=con,fd=%d", p.console), "-serial", "chardev:con",
+		"-kernel", procFD(p.kernel))
+	if s.Kernel.Initrd != "" {
+		add("-initrd", procFD(p.initrd))
+	}
+	add("-append", p.cmdline(),
+		"-chardev", fmt.Sprintf("socket,id=ctl,fd=%d", p.control),
+		"-device", "virtio-serial-device,max_ports=2",
+		"-device", "virtserialport,chardev=ctl,name="+guestwire.PortName)
+	for i, d := range s.Disks {
+		opts := fmt.Sprintf("if=none,id=d%d,file=/dev/fdset/%d,format=raw,aio=threads", i, i)
+		if d.ReadOnly {
+			opts += ",readonly=on"
+		} else {
+			opts += ",cache=unsafe,discard=unmap" // never outlives its guest
+		}
+		add("-add-fd", fmt.Sprintf("fd=%d,set=%d", p.disks[i], i), "-drive", opts,
+			"-device", fmt.Sprintf("virtio-blk-device,drive=d%d,serial=%s", i, d.Serial))
+	}
+	if s.NIC != nil {
+		dev := "virtio-net-device,netdev=n0,mac=" + s.NIC.MAC
+		if s.NIC.MTU != 0 {
+			dev += ",host_mtu=" + strconv.Itoa(s.NIC.MTU)
+		}
+		add("-netdev", fmt.Sprintf("stream,id=n0,server=off,addr.type=fd,addr.str=%d", p.nic), "-device", dev)
+	}
+	for i, sh := range s.Shares {
+		add("-chardev", fmt.Sprintf("socket,id=fs%d,fd=%d", i, p.shares[i]),
+			"-device", fmt.Sprintf("vhost-user-fs-device,queue-size=1024,chardev=fs%d,tag=%s", i, sh.Tag))
+	}
+	add("-device", "virtio-balloon-device,free-page-reporting=on", "-device", "virtio-rng-device")
+	return a
+}
+
+func procFD(n int) string { return "/proc/self/fd/" + strconv.Itoa(n) }
