@@ -217,7 +217,7 @@ func (r *reader) assign(p *unstable.Parser, section []string, e *unstable.Node) 
 			r.report(off, problem{Key: leaf.name, Text: "is a table, " + leaf.want()})
 			return
 		}
-		r.unknown(name, off)
+		r.unknown(parts, off)
 		return
 	}
 	if first, ok := r.keys[name]; ok {
@@ -240,8 +240,9 @@ func (r *reader) assign(p *unstable.Parser, section []string, e *unstable.Node) 
 func isTable(name string) bool { row := lookup(name); return row != nil && row.kind == kTable }
 
 // unknown reports a key that does not exist, or the section it would be in.
-func (r *reader) unknown(name string, off int) {
-	if up, _ := split(name); up != "" && !isSection(up) {
+func (r *reader) unknown(parts []string, off int) {
+	name := join(parts)
+	if up := join(parts[:len(parts)-1]); !isSection(up) {
 		r.report(off, problem{Key: name, Text: "is not a configuration key: there is no section [" + up + "]", Near: nearSection(up)})
 		return
 	}
