@@ -1,0 +1,319 @@
+package exec
+
+import (
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"virtkit/core/guestwire"
+)
+
+// process is one program, from the fork to the last byte of its output.
+type process struct {
+	srv  *Server
+	req  *guestwire.ExecRequest
+	user User
+
+	cgroup   string // its directory, or ""
+	cgroupFD int
+	child    []*os.File // descriptors that only the child needs
+
+	stdin  net.Conn
+	inPipe *os.File
+	outs   []*output
+	tty    *os.File // master
+
+	lost     chan struct{} // closed when the host is gone
+	finished chan struct{} // closed when the program has ended and its output is out
+	ended    <-chan syscall.WaitStatus
+
+	mu   sync.Mutex
+	pid  int
+	gone bool // the program has ended: pid may be another's
+}
+
+// wire makes the pipes or the terminal of the program.
+func (p *process) wire(attr *syscall.ProcAttr, fds [3]net.Conn) (err error) {
+	p.cgroupFD = -1
+	defer func() {
+		if err != nil {
+			p.abandon()
+		}
+	}()
+	p.stdin = fds[0]
+	if p.req.TTY {
+		slave, err := p.openTTY(fds[1])
+		if err != nil {
+			return err
+		}
+		fd := uintptr(slave)
+		attr.Files = []uintptr{fd, fd, fd}
+		attr.Sys.Setctty, attr.Sys.Ctty = true, 0
+		return nil
+	}
+	attr.Files = make([]uintptr, 3)
+	for fd, conn := range fds {
+		if conn == nil {
+			null, err := os.OpenFile(inRoot(p.srv.opt.Root, "/dev/null"), os.O_RDWR, 0)
+			if err != nil {
+				return err
+			}
+			p.child = append(p.child, null)
+			attr.Files[fd] = null.Fd()
+			continue
+		}
+		ours, theirs, err := p.pipe(fd == 0)
+		if err != nil {
+			return err
+		}
+		attr.Files[fd] = uintptr(theirs)
+		if fd == 0 {
+			p.inPipe = ours
+			continue
+		}
+		o, err := newOutput(p, ours, conn)
+		if err != nil {
+			return err
+		}
+		p.outs = append(p.outs, o)
+	}
+	return nil
+}
+
+// pipe makes one pipe; our end does not block, the program's does. The pipe
+// belongs to the program's user, so that /dev/stderr can be opened by name.
+func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
+	var fd [2]int
+	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
+		return nil, -1, os.NewSyscallError("pipe2", err)
+	}
+	own, other := fd[0], fd[1]
+	if input {
+		own, other = fd[1], fd[0]
+	}
+	p.child = append(p.child, os.NewFile(uintptr(other), "pipe"))
+	unix.SetNonblock(own, true)
+	if os.Getuid() == 0 {
+		unix.Fchown(other, int(p.user.UID), int(p.user.GID))
+	}
+	return os.NewFile(uintptr(own), "pipe"), other, nil
+}
+
+// abandon closes what wire has opened, for a program that never started.
+func (p *process) abandon() {
+	p.closeChild()
+	if p.inPipe != nil {
+		p.inPipe.Close()
+	}
+	for _, o := range p.outs {
+		o.f.Close()
+	}
+	if p.tty != nil {
+		p.tty.Close()
+	}
+	p.leaveCgroup()
+}
+
+func (p *process) closeChild() {
+	for _, f := range p.child {
+		f.Close()
+	}
+	p.child = nil
+	if p.cgroupFD >= 0 {
+		unix.Close(p.cgroupFD)
+		p.cgroupFD = -1
+	}
+}
+
+// started takes note of the fork and sets the streams in motion.
+func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
+	p.mu.Lock()
+	p.pid = pid
+	p.mu.Unlock()
+	p.ended = ended
+	p.closeChild()
+	g := p.srv.opt.Guard
+	if p.stdin != nil {
+		g("exec stdin", p.pumpIn)
+	}
+	for _, o := range p.outs {
+		o.drained.Add(1)
+		g("exec output", o.pump)
+		if o.conn != nil {
+			g("exec reader", o.watch)
+		}
+	}
+}
+
+// serve reports on the control stream until the program's end.
+func (p *process) serve(conn net.Conn, ctl *control) {
+	defer close(ctl.done)
+	guestwire.Send(conn, guestwire.ExecEvent{PID: p.pid})
+	lost := ctl.lost
+	var kill <-chan time.Time
+	for {
+		select {
+		case m := <-ctl.msgs:
+			p.control(m)
+		case <-lost:
+			lost = nil
+			p.hostLeft()
+			if !p.req.Detach {
+				p.signal(unix.SIGTERM)
+				t := time.NewTimer(p.srv.opt.Grace)
+				defer t.Stop()
+				kill = t.C
+			}
+		case <-kill:
+			p.kill()
+		case ws := <-p.ended:
+			p.mu.Lock()
+			p.gone = true
+			p.mu.Unlock()
+			ev := p.finish(ws, ctl)
+			guestwire.Send(conn, ev)
+			return
+		}
+	}
+}
+
+// finish delivers what the program has written, closes its streams and makes
+// the last event.
+func (p *process) finish(ws syscall.WaitStatus, ctl *control) guestwire.ExecEvent {
+	if p.inPipe != nil {
+		p.inPipe.Close()
+	}
+	if p.stdin != nil {
+		p.stdin.SetReadDeadline(time.Unix(1, 0))
+	}
+	for _, o := range p.outs {
+		o.stop()
+	}
+	// The host may leave while its side of a stream is full.
+	all := make(chan struct{})
+	p.srv.opt.Guard("exec drain", func() {
+		for _, o := range p.outs {
+			o.drained.Wait()
+		}
+		close(all)
+	})
+	lost := ctl.lost
+	for waiting := true; waiting; {
+		select {
+		case <-all:
+			waiting = false
+		case <-lost:
+			lost = nil
+			p.hostLeft()
+		case <-ctl.msgs: // too late for a signal
+		}
+	}
+	close(p.finished)
+	ev := guestwire.ExecEvent{PID: p.pid, Exited: true, Code: ws.ExitStatus()}
+	if ws.Signaled() {
+		ev.Signal = int(ws.Signal())
+		ev.Code = 128 + ev.Signal
+	}
+	ev.OOM = ev.Code != 0 && p.oomKills() > 0
+	p.leaveCgroup()
+	p.srv.forget(p)
+	return ev
+}
+
+// hostLeft frees whoever waits for the host to read or write. Output is read
+// and dropped from now on, so that a trap of the program can still print.
+func (p *process) hostLeft() {
+	select {
+	case <-p.lost:
+		return
+	default:
+	}
+	close(p.lost)
+	for _, o := range p.outs {
+		if o.conn != nil {
+			o.conn.SetWriteDeadline(time.Unix(1, 0))
+		}
+	}
+	if p.stdin != nil {
+		p.stdin.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+func (p *process) control(m guestwire.ExecControl) {
+	if m.Resize != nil && p.tty != nil {
+		setSize(p.tty, m.Resize.Rows, m.Resize.Cols)
+	}
+	if m.Kill {
+		p.kill()
+		return
+	}
+	if m.Signal > 0 && m.Signal < 65 {
+		p.signal(syscall.Signal(m.Signal))
+	}
+}
+
+// signal sends to the program's process group.
+func (p *process) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pid > 0 && !p.gone {
+		syscall.Kill(-p.pid, sig)
+	}
+}
+
+// kill ends all that the program has started: by its control group, else by
+// its session.
+func (p *process) kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pid <= 0 {
+		return
+	}
+	if p.cgroup != "" && os.WriteFile(p.cgroup+"/cgroup.kill", []byte("1"), 0) == nil {
+		return
+	}
+	if !p.gone {
+		killSession(p.pid)
+		syscall.Kill(-p.pid, syscall.SIGKILL)
+	}
+}
+
+// pumpIn copies the host's bytes to the program until either ends.
+func (p *process) pumpIn() {
+	defer p.stdin.Close()
+	if p.tty != nil {
+		if p.copyIn(p.tty) == nil {
+			p.tty.Write([]byte{4}) // the terminal's end of file
+		}
+		return
+	}
+	if p.inPipe == nil {
+		return
+	}
+	p.copyIn(p.inPipe)
+	p.inPipe.Close()
+}
+
+// copyIn returns nil at the end of the host's input.
+func (p *process) copyIn(w *os.File) error {
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	for {
+		n, err := p.stdin.Read(*b)
+		if n > 0 {
+			if _, werr := w.Write((*b)[:n]); werr != nil {
+				return werr
+			}
+		}
+		if err != nil {
+			if n == 0 && isEOF(err) {
+				return nil
+			}
+			return err
+		}
+	}
+}
