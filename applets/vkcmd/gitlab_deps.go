@@ -1,0 +1,244 @@
+package vkcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"virtkit/applets/internal/wire"
+	"virtkit/core/execdrv"
+	"virtkit/core/fault"
+	"virtkit/core/fsx"
+	"virtkit/core/guestclient"
+	"virtkit/core/guestwire"
+	"virtkit/core/image"
+	"virtkit/core/runner"
+	"virtkit/core/supervise"
+	"virtkit/core/version"
+	"virtkit/ledger"
+)
+
+// runner makes the job's runner from the host's configuration. Whatever is
+// wrong with that is this host's fault and not the job's.
+func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
+	h, err := c.a.host()
+	if err != nil {
+		if k := fault.KindOf(err); k == fault.JobFailed {
+			return nil, fault.New(fault.System, "opening this host's state").Because(err)
+		}
+		return nil, err
+	}
+	return &runner.Runner{
+		Images:   &jobImages{h: h},
+		Machines: &jobMachines{h},
+		Set:      gitlabSettings(h),
+		Trace:    trace,
+		Parent:   parentProcess(),
+	}, nil
+}
+
+func parentProcess() supervise.Owner {
+	pid := os.Getppid()
+	start, err := fsx.ProcStart(pid)
+	if err != nil || pid <= 1 {
+		return supervise.Owner{}
+	}
+	return supervise.Owner{PID: pid, Start: start}
+}
+
+func gitlabSettings(h *wire.Host) runner.Settings {
+	vm, cf := h.Conf.Executor.VM, h.Conf
+	hostname, _ := os.Hostname()
+	net := supervise.NetSpec{Mode: cf.Net.Mode}
+	if net.Mode == "switch" {
+		net.Loopback = cf.Net.HostLoopback
+	}
+	return runner.Settings{
+		Limits: execdrv.Limits{
+			CPUs: vm.CPUs, MaxCPUs: vm.MaxCPUs,
+			MemMiB: int(vm.Mem >> 20), MaxMemMiB: int(vm.MaxMem >> 20),
+			Image: image.DefaultRef,
+		},
+		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
+		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
+		Upper: cf.VMM.Disk, Nested: vm.Nested, Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
+		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
+		Version: version.Version,
+	}
+}
+
+// jobImages is the host's store for runner.
+type jobImages struct {
+	h    *wire.Host
+	held []*image.Image // for the life of this process
+}
+
+func (i *jobImages) Check(ref string) error {
+	s, err := i.h.Store()
+	if err != nil {
+		return err
+	}
+	_, err = s.Parse(ref)
+	return err
+}
+
+func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress func(string)) (runner.Image, error) {
+	s, err := i.h.Store()
+	if err != nil {
+		return runner.Image{}, err
+	}
+	ref, err := s.Parse(q.Ref)
+	if err != nil {
+		return runner.Image{}, err
+	}
+	auth := i.h.Auth()
+	auth.DockerAuthConfig = q.AuthConfig
+	for _, c := range q.Credentials {
+		if c.Type == "registry" {
+			auth.Job = append(auth.Job, image.Credential{Registry: c.URL, Username: c.Username, Password: c.Password})
+		}
+	}
+	fetched := int64(0)
+	img, err := s.Resolve(ctx, ref, image.ResolveOptions{Auth: auth, Platform: q.Platform, Progress: func(p image.Progress) {
+		fetched = max(fetched, p.AllDone)
+		if p.Text != "" && p.Stage != "done" {
+			progress(p.Text)
+		}
+	}})
+	if err != nil {
+		return runner.Image{}, err
+	}
+	// The hold lives as long as this process, so that `vk gc` cannot take the
+	// image before the supervisor has its own.
+	i.held = append(i.held, img)
+	from := "cached"
+	if fetched > 0 {
+		from = fmt.Sprintf("fetched %.0f MB", float64(fetched)/1e6)
+	}
+	return runner.Image{
+		Root: wire.RootOf(img), Env: img.Config.Env, User: img.Config.User, Workdir: img.Config.WorkingDir,
+		Entrypoint: img.Config.Entrypoint, Volumes: img.Config.Volumes, From: from,
+	}, nil
+}
+
+// jobMachines is the host's job directories and supervisors for runner.
+type jobMachines struct{ h *wire.Host }
+
+func (m *jobMachines) Dir(id string) string { return filepath.Join(m.h.Jobs.Dir(), id) }
+
+func (m *jobMachines) Reserve(ctx context.Context, s supervise.Spec) (runner.Slot, error) {
+	r, err := m.h.Jobs.Reserve(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	return &jobSlot{m.h, r}, nil
+}
+
+func (m *jobMachines) Find(_ context.Context, id string) (runner.Guest, error) {
+	c, err := supervise.Dial(m.Dir(id))
+	if err != nil {
+		return nil, err
+	}
+	return newJobGuest(c), nil
+}
+
+// Remove kills the supervisor if there is one, which ends all it owns, then
+// removes the directory. Between a launcher that is dying and the supervisor
+// that it leaves, the directory may look owned by nobody or by somebody
+// unreachable for a moment: that is tried again until ctx ends.
+func (m *jobMachines) Remove(ctx context.Context, id string) error {
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		c, err := supervise.Dial(m.Dir(id))
+		if err == nil {
+			_, err = c.Kill(ctx)
+		}
+		if err != nil && !errors.Is(err, supervise.ErrSupervisorGone) && !errors.Is(err, fs.ErrNotExist) && ctx.Err() != nil {
+			return err
+		}
+		err = m.h.Jobs.Remove(ctx, id)
+		if err == nil || fault.KindOf(err) != fault.Conflict {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(err, context.Cause(ctx))
+		case <-time.After(wait):
+		}
+	}
+}
+
+// Reap removes the directories of jobs whose guest has ended and whose runner
+// will not come back for them. Living guests end by themselves with their
+// runner or at their deadline.
+func (m *jobMachines) Reap(ctx context.Context) []string {
+	var out []string
+	jobs, _, err := m.h.Jobs.List(ctx)
+	if err != nil {
+		return []string{"looking for forgotten jobs: " + err.Error()}
+	}
+	for _, j := range jobs {
+		if j.Kind != "gitlab" || live(j) || !forgotten(j, time.Now()) {
+			continue
+		}
+		if err := m.h.Jobs.Remove(ctx, j.ID); err == nil {
+			out = append(out, "removed "+j.ID+", whose runner never cleaned it up")
+		} else if fault.KindOf(err) != fault.Conflict {
+			out = append(out, "removing "+j.ID+": "+err.Error())
+		}
+	}
+	if s, err := m.h.Jobs.Sweep(ctx, ledger.SweepOptions{}); err == nil {
+		for _, id := range s.Removed {
+			out = append(out, "removed "+id+", left by a crash")
+		}
+	}
+	return out
+}
+
+// forgotten tells whether an ended job's cleanup will never come: its runner
+// is gone or, when the runner is not known, its time is long over.
+func forgotten(j ledger.Job, now time.Time) bool {
+	rec, err := runner.ReadRecord(j.Dir)
+	if err != nil {
+		return now.Sub(j.Created) > 24*time.Hour
+	}
+	if rec.Runner.PID != 0 {
+		start, err := fsx.ProcStart(rec.Runner.PID)
+		return err != nil || start != rec.Runner.Start
+	}
+	return !rec.Deadline.IsZero() && now.After(rec.Deadline)
+}
+
+type jobSlot struct {
+	h *wire.Host
+	r *ledger.Reservation
+}
+
+func (s *jobSlot) Launch(ctx context.Context, progress func(supervise.State)) (runner.Guest, error) {
+	c, err := s.h.Launch(ctx, s.r, progress)
+	if err != nil {
+		return nil, err
+	}
+	return newJobGuest(c), nil
+}
+
+type jobGuest struct {
+	c *supervise.Client
+	g *guestclient.Client
+}
+
+func newJobGuest(c *supervise.Client) *jobGuest {
+	return &jobGuest{c, guestclient.FromOpener(c.Opener())}
+}
+
+func (g *jobGuest) State(ctx context.Context) (supervise.State, error) { return g.c.State(ctx) }
+
+func (g *jobGuest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error) {
+	res, err := g.g.Exec(ctx, r, guestclient.Stdio{In: s.In, Out: s.Out, Err: s.Err}, control)
+	ev := guestwire.ExecEvent{PID: res.PID, Exited: err == nil, Code: res.Code, Signal: res.Signal, OOM: res.OOM, Err: res.Err}
+	return ev, err
+}

@@ -1,0 +1,178 @@
+// Package runnertest is a host in memory for tests of core/runner: images that
+// are there or not, guests that run a Go function instead of a shell, and
+// knobs for what goes wrong.
+package runnertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"virtkit/core/fault"
+	"virtkit/core/guestwire"
+	"virtkit/core/runner"
+	"virtkit/core/supervise"
+)
+
+// Shell is a guest's program: it gets the request, the whole script, and the
+// controls.
+type Shell func(ctx context.Context, r guestwire.ExecRequest, script string, out, err io.Writer, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error)
+
+// Host is images and machines.
+type Host struct {
+	Root      string // job directories are below it
+	Images    map[string]runner.Image
+	CheckErr  error
+	Shell     Shell
+	LaunchErr error
+	RemoveErr error
+	EndWith   *supervise.Exit // what a guest's State says after KillGuest
+
+	mu       sync.Mutex
+	guests   map[string]*guest
+	Launched []supervise.Spec
+	Removed  []string
+	Queries  []runner.ImageQuery
+	Reaped   []string
+}
+
+var (
+	_ runner.Images   = (*Host)(nil)
+	_ runner.Machines = (*Host)(nil)
+)
+
+// Check implements runner.Images.
+func (h *Host) Check(string) error { return h.CheckErr }
+
+// Resolve implements runner.Images.
+func (h *Host) Resolve(_ context.Context, q runner.ImageQuery, progress func(string)) (runner.Image, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Queries = append(h.Queries, q)
+	img, ok := h.Images[q.Ref]
+	if !ok {
+		return img, fault.Newf(fault.NotFound, "no image %s", q.Ref).Hint("vk images lists what there is")
+	}
+	progress("looking at " + q.Ref)
+	return img, nil
+}
+
+// Dir implements runner.Machines.
+func (h *Host) Dir(id string) string { return filepath.Join(h.Root, id) }
+
+// Reserve implements runner.Machines.
+func (h *Host) Reserve(_ context.Context, s supervise.Spec) (runner.Slot, error) {
+	if err := os.Mkdir(h.Dir(s.ID), 0o700); err != nil {
+		return nil, fault.New(fault.Conflict, "job directory").Because(err)
+	}
+	return &slot{h, s}, nil
+}
+
+type slot struct {
+	h *Host
+	s supervise.Spec
+}
+
+func (s *slot) Launch(ctx context.Context, progress func(supervise.State)) (runner.Guest, error) {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	if s.h.LaunchErr != nil {
+		return nil, s.h.LaunchErr
+	}
+	s.h.Launched = append(s.h.Launched, s.s)
+	g := &guest{h: s.h, dead: make(chan struct{})}
+	if s.h.guests == nil {
+		s.h.guests = map[string]*guest{}
+	}
+	s.h.guests[s.s.ID] = g
+	progress(supervise.State{Phase: supervise.Running})
+	return g, nil
+}
+
+// KillGuest ends a guest as a crash of it would.
+func (h *Host) KillGuest(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if g := h.guests[id]; g != nil {
+		g.once.Do(func() { close(g.dead) })
+	}
+}
+
+// Find implements runner.Machines.
+func (h *Host) Find(_ context.Context, id string) (runner.Guest, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g := h.guests[id]
+	if g == nil {
+		return nil, fmt.Errorf("%s: %w", id, supervise.ErrSupervisorGone)
+	}
+	select {
+	case <-g.dead:
+		return nil, fmt.Errorf("%s ended: panic: %w", id, supervise.ErrSupervisorGone)
+	default:
+	}
+	return g, nil
+}
+
+// Remove implements runner.Machines.
+func (h *Host) Remove(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.Removed = append(h.Removed, id)
+	delete(h.guests, id)
+	if h.RemoveErr != nil {
+		return h.RemoveErr
+	}
+	return os.RemoveAll(h.Dir(id))
+}
+
+// Reap implements runner.Machines.
+func (h *Host) Reap(context.Context) []string { return h.Reaped }
+
+// Alive counts guests.
+func (h *Host) Alive() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.guests) }
+
+type guest struct {
+	h    *Host
+	dead chan struct{}
+	once sync.Once
+}
+
+func (g *guest) State(context.Context) (supervise.State, error) {
+	s := supervise.State{Phase: supervise.Running, Kernel: "6.12", Accel: "tcg"}
+	select {
+	case <-g.dead:
+		s.Phase, s.Exit = supervise.Ended, g.h.EndWith
+	default:
+	}
+	return s, nil
+}
+
+func (g *guest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error) {
+	script, err := io.ReadAll(s.In)
+	if err != nil {
+		return guestwire.ExecEvent{}, err
+	}
+	if g.h.Shell == nil || string(script) == "exit 0\n" {
+		return guestwire.ExecEvent{Exited: true}, nil
+	}
+	type end struct {
+		ev  guestwire.ExecEvent
+		err error
+	}
+	done := make(chan end, 1)
+	go func() {
+		ev, err := g.h.Shell(ctx, r, string(script), s.Out, s.Err, control)
+		done <- end{ev, err}
+	}()
+	select {
+	case e := <-done:
+		return e.ev, e.err
+	case <-g.dead:
+		return guestwire.ExecEvent{}, errors.New("stream reset")
+	}
+}
