@@ -14,7 +14,9 @@
 //	sup.sock      clients connect here
 //	sup.log       the supervisor's log and what the VMM printed
 //	console.log   the guest's console, bounded (see ConsoleMax); older part in console.log.1
+//	command.log   output of Spec.Command, bounded likewise
 //	upper.img     the guest's writable layer
+//	vmm/          the driver's own files
 package supervise
 
 import "time"
@@ -158,8 +160,31 @@ type Step struct {
 
 // Exit is why and how a guest ended.
 type Exit struct {
-	Reason  string   `json:"reason"` // a machine.Reason, "stopped", "owner-gone", "deadline", "boot-timeout", "hang", "failed"
+	Reason  string   `json:"reason"` // a machine.Reason or one of the Reason constants
 	Detail  string   `json:"detail,omitempty"`
 	Console []string `json:"console,omitempty"` // last lines, when the end was not asked for
 	Code    *int     `json:"code,omitempty"`    // of Spec.Command
+	Step    string   `json:"step,omitempty"`    // of the start, when that failed
+	Kind    string   `json:"kind,omitempty"`    // fault.Kind of a failed start
+	Hint    string   `json:"hint,omitempty"`    // of a failed start
+}
+
+// Reasons of an Exit beside machine's.
+const (
+	ReasonStopped     = "stopped"      // asked to, by a client or a signal
+	ReasonOwnerGone   = "owner-gone"   // the process it was for, or that was starting it, is gone
+	ReasonDeadline    = "deadline"     // Spec.Deadline passed
+	ReasonBootTimeout = "boot-timeout" // not ready within Spec.BootLimit
+	ReasonHang        = "hang"         // the agent fell silent
+	ReasonFailed      = "failed"       // a step of the start failed
+	ReasonExited      = "exited"       // Spec.Command ended: see Code
+)
+
+// Asked reports whether the guest's end was wanted.
+func (e *Exit) Asked() bool {
+	switch e.Reason {
+	case ReasonStopped, ReasonOwnerGone, ReasonDeadline, ReasonExited, "poweroff":
+		return true
+	}
+	return false
 }

@@ -1,0 +1,166 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/yamux"
+
+	"virtkit/core/guestclient"
+	"virtkit/core/guestwire"
+	"virtkit/core/version"
+)
+
+// errNoAgent says that there is no session with the agent.
+var errNoAgent = errors.New("supervise: no connection to the guest's agent")
+
+// channel is the multiplexed connection to a guest's agent. The byte stream
+// below is one for the machine's life; a session over it that broke (the agent
+// closed it, garbage came) is replaced by a new one.
+type channel struct {
+	conn net.Conn
+
+	mu   sync.Mutex
+	sess *yamux.Session
+}
+
+// keepOpen lets a yamux session end without ending the byte stream: its
+// reader and writer are woken instead. A failed write does not end the
+// session, because a guest that died may have left bytes to read: the
+// reader's end does.
+type keepOpen struct {
+	net.Conn
+	closed, dead atomic.Bool
+}
+
+func (k *keepOpen) Close() error {
+	k.closed.Store(true)
+	return k.SetDeadline(time.Unix(1, 0))
+}
+
+func (k *keepOpen) Write(p []byte) (int, error) {
+	if !k.dead.Load() {
+		n, err := k.Conn.Write(p)
+		if err == nil || k.closed.Load() {
+			return n, err
+		}
+		k.dead.Store(true)
+	}
+	return len(p), nil
+}
+
+func newChannel(conn net.Conn) (*channel, error) {
+	c := &channel{conn: conn}
+	return c, c.renew()
+}
+
+// renew ends the session, if there is one, and begins another.
+func (c *channel) renew() error {
+	c.mu.Lock()
+	old := c.sess
+	c.mu.Unlock()
+	if old != nil {
+		old.Close()
+		if err := c.conn.SetDeadline(time.Time{}); err != nil {
+			return fmt.Errorf("beginning another session with the agent: %w", err)
+		}
+	}
+	sess, err := yamux.Client(&keepOpen{Conn: c.conn}, guestwire.MuxConfig())
+	if err != nil {
+		return fmt.Errorf("beginning a session with the agent: %w", err)
+	}
+	// The agent opens no stream; one that does may not make the host hold its
+	// bytes. Apart, because the guest may not read yet.
+	go sess.GoAway()
+	c.mu.Lock()
+	c.sess = sess
+	c.mu.Unlock()
+	return nil
+}
+
+func (c *channel) session() *yamux.Session {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sess
+}
+
+// open opens a stream. It is guestclient's Opener.
+func (c *channel) open(ctx context.Context) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	s, err := c.session().OpenStream()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errNoAgent, err)
+	}
+	return &agentStream{Stream: s}, nil
+}
+
+// agentStream gives a yamux stream the half-close and close of a socket.
+type agentStream struct {
+	*yamux.Stream
+	once sync.Once
+}
+
+// CloseWrite sends EOF; reading goes on.
+func (a *agentStream) CloseWrite() error { return a.Stream.Close() }
+
+// Close sends EOF and throws away what still comes, lest a writer in the
+// guest wait for ever for a window.
+func (a *agentStream) Close() error {
+	err := a.Stream.Close()
+	a.once.Do(func() {
+		a.Stream.SetReadDeadline(time.Time{})
+		go func() {
+			buf := copyBuffers.Get().(*[]byte)
+			defer copyBuffers.Put(buf)
+			for {
+				if _, err := a.Stream.Read(*buf); err != nil {
+					return
+				}
+			}
+		}()
+	})
+	return err
+}
+
+// client asks the agent through whatever session there is.
+func (c *channel) client() *guestclient.Client { return guestclient.FromOpener(c.open) }
+
+// contact says hello, again and again until ctx ends: a channel that refuses,
+// closes or stays silent at first is one whose agent is not up yet.
+func (c *channel) contact(ctx context.Context, try time.Duration) (guestwire.HelloReply, error) {
+	client := c.client()
+	var last error
+	wait := 20 * time.Millisecond
+	for {
+		tctx, cancel := context.WithTimeout(ctx, try)
+		r, err := client.Hello(tctx)
+		cancel()
+		if err == nil || r.Build != version.Build && r.Kernel != "" {
+			return r, err // another build does not become ours by asking again
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
+		}
+		select {
+		case <-ctx.Done():
+			return r, fmt.Errorf("%w (last try: %w)", context.Cause(ctx), last)
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, time.Second)
+		if c.session().IsClosed() {
+			if err := c.renew(); err != nil {
+				return r, err
+			}
+		}
+	}
+}
+
+// close ends the session. Its streams read what they had received, then EOF.
+func (c *channel) close() { c.session().Close() }

@@ -1,0 +1,391 @@
+package supervise
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"virtkit/core/fault"
+	"virtkit/core/fsx"
+	"virtkit/core/guestwire"
+	"virtkit/core/logx"
+	"virtkit/core/machine"
+)
+
+// Serials of a guest's disks.
+const (
+	RootSerial  = "vk-root"
+	UpperSerial = "vk-upper"
+)
+
+// bootTries bounds how often a guest may reboot before it is ready once.
+const bootTries = 3
+
+// guest is one boot of the machine.
+type guest struct {
+	m    machine.Machine
+	ch   *channel
+	done chan struct{} // closed when m has ended, after exit was set
+	exit machine.Exit
+	hung chan string // why the guest counts as hung; capacity 1
+}
+
+// guestGone is the cause of what ends because the guest did.
+type guestGone struct{ exit machine.Exit }
+
+func (e *guestGone) Error() string {
+	if e.exit.Detail == "" {
+		return "the guest ended: " + string(e.exit.Reason)
+	}
+	return "the guest ended: " + string(e.exit.Reason) + ": " + e.exit.Detail
+}
+
+// with returns a context that also ends with the guest, with guestGone as its
+// cause.
+func (g *guest) with(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		select {
+		case <-g.done:
+			cancel(&guestGone{g.exit})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
+// prepareSteps are done once in a supervisor's life.
+func (s *supervisor) prepareSteps() []step {
+	var image *fsx.Lock
+	return []step{
+		{"socket", func(context.Context) error {
+			l, err := s.listen()
+			if err != nil {
+				return err
+			}
+			s.clients.serve(l, s)
+			return nil
+		}, s.clients.stopListening},
+		{"image", func(ctx context.Context) (err error) {
+			image, err = s.holdImage(ctx)
+			return err
+		}, func() { image.Close() }},
+		{"disk", func(context.Context) error {
+			if s.spec.Upper <= 0 {
+				return nil
+			}
+			if s.d.Disk == nil {
+				return errors.New("this program cannot make a writable layer")
+			}
+			return s.d.Disk(filepath.Join(s.dir, UpperFile), s.spec.Upper)
+		}, nil},
+		{"network", s.plug, s.unplug},
+		{"driver", func(ctx context.Context) (err error) {
+			s.driver = s.d.Driver
+			if s.driver != nil {
+				return nil
+			}
+			accel := ""
+			if s.driver, accel, err = s.d.NewDriver(ctx, s.spec); err != nil {
+				return err
+			}
+			s.board.update(func(st *State) { st.Accel = accel })
+			return nil
+		}, nil},
+		{"kernel", func(ctx context.Context) (err error) {
+			if s.kernel, err = s.d.Kernel(ctx, s.spec); err != nil {
+				return err
+			}
+			s.board.update(func(st *State) { st.Kernel = s.kernel.Version })
+			return nil
+		}, nil},
+	}
+}
+
+// holdImage keeps the image from `vk gc` for the guest's life.
+func (s *supervisor) holdImage(ctx context.Context) (*fsx.Lock, error) {
+	var l *fsx.Lock
+	if p := s.spec.Image.Lock; p != "" {
+		wctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		var err error
+		if l, err = fsx.AcquireLock(wctx, p, true); err != nil {
+			return nil, fmt.Errorf("holding image %s: %w", s.spec.Image.Ref, err)
+		}
+	}
+	if _, err := os.Stat(s.spec.Image.Path); err != nil {
+		l.Close()
+		return nil, fault.Newf(fault.NotFound, "image %s is not on this host any more", s.spec.Image.Ref).
+			Hint("vk pull %s", s.spec.Image.Ref).Because(err)
+	}
+	return l, nil
+}
+
+func (s *supervisor) plug(ctx context.Context) (err error) {
+	if s.spec.Net.Mode == "none" {
+		return nil
+	}
+	if s.d.NewNetwork == nil {
+		return fmt.Errorf("this program has no network of mode %q", s.spec.Net.Mode)
+	}
+	if s.network, err = s.d.NewNetwork(ctx, s.dir, s.spec); err != nil {
+		return err
+	}
+	if s.port, err = s.network.Plug(ctx, s.spec.Hostname, s.spec.Net); err != nil {
+		return err
+	}
+	var opened []Publish
+	for _, p := range s.spec.Net.Publish {
+		o, err := s.port.Publish(ctx, p)
+		if err != nil {
+			return fmt.Errorf("publishing port %d/%s of the guest: %w", p.GuestPort, p.Proto, err)
+		}
+		opened = append(opened, o)
+	}
+	s.board.update(func(st *State) { st.Addr, st.Publish = s.port.Guest().Addr, opened })
+	return nil
+}
+
+func (s *supervisor) unplug() {
+	if s.network == nil {
+		return
+	}
+	if err := s.network.Close(); err != nil {
+		s.log.Warn("closing the network", logx.Err, err)
+	}
+}
+
+// bootSteps are done at each boot.
+func (s *supervisor) bootSteps() []step {
+	return []step{
+		{"boot", s.boot, s.killGuest},
+		{"contact", s.contact, nil},
+		{"setup", s.setup, nil},
+		{"command", s.startCommand, nil},
+	}
+}
+
+// boot starts the VMM.
+func (s *supervisor) boot(ctx context.Context) error {
+	dir := filepath.Join(s.dir, vmmDir)
+	if err := fsx.RemoveTree(dir); err != nil {
+		return err
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	ms := machine.Spec{
+		Name: s.spec.Hostname, CPUs: s.spec.CPUs, MemMiB: s.spec.MemMiB, Dir: dir,
+		Kernel:  s.kernel,
+		Disks:   []machine.Disk{{Path: s.spec.Image.Path, Serial: RootSerial, ReadOnly: true}},
+		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog,
+	}
+	if s.spec.Upper > 0 {
+		ms.Disks = append(ms.Disks, machine.Disk{Path: filepath.Join(s.dir, UpperFile), Serial: UpperSerial})
+	}
+	for i, sh := range s.spec.Shares {
+		ms.Shares = append(ms.Shares, machine.Share{Tag: shareTag(i), Source: sh.Source, ReadOnly: sh.ReadOnly})
+	}
+	if s.port != nil {
+		f, err := s.nicFile()
+		if err != nil {
+			return fmt.Errorf("plugging the guest in: %w", err)
+		}
+		n := s.port.Guest()
+		ms.NIC = &machine.NIC{File: f, MAC: n.MAC, MTU: n.MTU}
+	}
+	m, err := s.driver.Boot(ctx, ms)
+	if err != nil {
+		return err
+	}
+	g := &guest{m: m, done: make(chan struct{}), hung: make(chan string, 1)}
+	if g.ch, err = newChannel(m.Control()); err != nil {
+		m.Kill()
+		return err
+	}
+	go func() {
+		x, err := m.Wait(context.Background())
+		if err != nil {
+			x = machine.Exit{Reason: machine.Crashed, Detail: err.Error(), At: time.Now()}
+		}
+		g.exit = x
+		close(g.done)
+	}()
+	s.setGuest(g)
+	start, _ := fsx.ProcStart(m.PID())
+	s.board.update(func(st *State) { st.Phase, st.VMMPID, st.VMMStart = Booting, m.PID(), start })
+	return nil
+}
+
+// nicFile is the first end of the guest's cable, later a new one.
+func (s *supervisor) nicFile() (*os.File, error) {
+	if s.board.get().Phase == Starting {
+		return s.port.File(), nil
+	}
+	return s.port.Replug()
+}
+
+func shareTag(i int) string { return "vk-share" + strconv.Itoa(i) }
+
+// contact waits for the agent's first answer.
+func (s *supervisor) contact(ctx context.Context) error {
+	g := s.current()
+	ctx, cancel := g.with(ctx)
+	defer cancel()
+	s.board.stage("waiting for the guest's agent")
+	r, err := g.ch.contact(ctx, s.d.Times.Contact)
+	if err != nil {
+		return err
+	}
+	s.log.Debug("agent answered", "kernel", r.Kernel, "uptime_ms", r.UptimeMS)
+	return nil
+}
+
+// setup makes the bare guest into the job's machine.
+func (s *supervisor) setup(ctx context.Context) error {
+	g := s.current()
+	ctx, cancel := g.with(ctx)
+	defer cancel()
+	return g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
+}
+
+func (s *supervisor) guestSetup() guestwire.Setup {
+	if s.machineID == "" {
+		s.machineID = randomHex(16) // the same after a reboot
+	}
+	entropy := make([]byte, 64)
+	rand.Read(entropy)
+	w := guestwire.Setup{
+		Hostname: s.spec.Hostname, Entropy: entropy, MachineID: s.machineID,
+		Root:     guestwire.Disk{Serial: RootSerial, FSType: s.spec.Image.FSType},
+		Env:      s.spec.Env,
+		Loopback: s.spec.Net.Loopback,
+		Nested:   s.spec.Nested,
+	}
+	if s.spec.Upper > 0 {
+		w.Upper = &guestwire.Disk{Serial: UpperSerial, FSType: "ext4"}
+	}
+	if s.port != nil {
+		n := s.port.Guest()
+		w.Net = &n
+	}
+	for i, sh := range s.spec.Shares {
+		w.Mounts = append(w.Mounts, guestwire.Mount{Kind: "virtiofs", Source: shareTag(i), Target: sh.Target, ReadOnly: sh.ReadOnly})
+	}
+	for _, d := range s.spec.Dirs {
+		w.Dirs = append(w.Dirs, guestwire.Dir{Path: d.Path, Mode: d.Mode, User: d.User})
+	}
+	return w
+}
+
+// heartbeat watches a running guest's agent until ctx ends. Silence is counted
+// in pings that failed, not on the clock, so that a supervisor that was itself
+// stopped for a while does not blame the guest.
+func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
+	limit := s.spec.HangLimit
+	recontact := limit
+	if recontact <= 0 {
+		recontact = 30 * time.Second
+	}
+	each := max(limit/3, time.Millisecond)
+	var silent time.Duration
+	for {
+		var tick <-chan time.Time // never, when nothing is to be pinged
+		if limit > 0 {
+			tick = time.After(s.d.Times.Ping)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.ch.session().CloseChan():
+			if err := s.reconnect(ctx, g, recontact); err != nil {
+				return
+			}
+			continue
+		case <-tick:
+		}
+		t := time.Now()
+		pctx, cancel := context.WithTimeout(ctx, each)
+		_, err := g.ch.client().Ping(pctx)
+		cancel()
+		if err == nil {
+			silent = 0
+			continue
+		}
+		silent += min(time.Since(t), each)
+		if silent >= limit-time.Millisecond {
+			s.hang(g, fmt.Sprintf("the guest's agent was silent for %v", limit))
+			return
+		}
+	}
+}
+
+// reconnect replaces a session that broke under a running guest.
+func (s *supervisor) reconnect(ctx context.Context, g *guest, limit time.Duration) error {
+	// The guest's end breaks the session as well, and is told apart by being
+	// the end.
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(100 * time.Millisecond):
+	}
+	s.log.Warn("the connection to the guest's agent broke; trying to get it back")
+	cctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	err := g.ch.renew()
+	if err == nil {
+		_, err = g.ch.contact(cctx, min(s.d.Times.Contact, limit))
+	}
+	if err != nil && ctx.Err() == nil {
+		s.hang(g, fmt.Sprintf("the connection to the guest's agent broke and did not come back within %v: %v", limit, err))
+	}
+	return err
+}
+
+func (s *supervisor) hang(g *guest, why string) {
+	select {
+	case g.hung <- why:
+	default:
+	}
+}
+
+// killGuest ends whatever machine runs and drains what it left.
+func (s *supervisor) killGuest() {
+	g := s.current()
+	if g == nil {
+		return
+	}
+	if err := g.m.Kill(); err != nil {
+		s.log.Warn("killing the VMM", logx.Err, err)
+	}
+	<-g.done
+	s.drain(g)
+	s.setGuest(nil)
+}
+
+// drain lets the guest's last output reach its readers.
+func (s *supervisor) drain(g *guest) {
+	select {
+	case <-g.ch.session().CloseChan(): // it has read all that the guest sent
+	case <-time.After(time.Second):
+	}
+	g.ch.close()
+	s.clients.drain(drainLimit)
+}
+
+func randomHex(n int) string {
+	b := make([]byte, n)
+	rand.Read(b)
+	return hex.EncodeToString(b)
+}
+
+// closeOnExec keeps an inherited descriptor from the VMM.
+func closeOnExec(fd int) { unix.CloseOnExec(fd) }

@@ -1,0 +1,135 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"virtkit/core/guestclient"
+	"virtkit/core/guestwire"
+	"virtkit/core/logx"
+	"virtkit/core/machine"
+)
+
+// commandEnd is how Spec.Command ended.
+type commandEnd struct {
+	code   int
+	detail string
+}
+
+// bootReady boots the guest until it is set up. One that reboots on the way is
+// given a few tries.
+func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
+	for try := 1; ; try++ {
+		err := s.runSteps(ctx, s.bootSteps(), undo)
+		var gone *guestGone
+		if !errors.As(err, &gone) || gone.exit.Reason != machine.Reboot || try == bootTries {
+			return err
+		}
+		s.killGuest()
+	}
+}
+
+// watch follows a running guest through its reboots to its end.
+func (s *supervisor) watch(ctx context.Context) Exit {
+	for {
+		g := s.current()
+		hctx, cancel := context.WithCancel(ctx)
+		go s.heartbeat(hctx, g)
+		x, reboot := s.watchBoot(ctx, g)
+		cancel()
+		if !reboot {
+			return x
+		}
+		s.killGuest()
+		s.board.update(func(st *State) { st.Phase, st.Stage, st.VMMPID, st.VMMStart = Booting, "rebooting", 0, 0 })
+		start := time.Now()
+		bctx, cancel := context.WithTimeoutCause(ctx, s.spec.BootLimit, &ending{reason: ReasonBootTimeout})
+		err := s.bootReady(bctx, new([]func()))
+		cancel()
+		if err != nil {
+			return s.failedStart(err, time.Since(start))
+		}
+		s.board.update(func(st *State) { st.Phase, st.Stage, st.Boots = Running, "running", st.Boots+1 })
+	}
+}
+
+// watchBoot waits for the end of one boot and says whether another follows.
+func (s *supervisor) watchBoot(ctx context.Context, g *guest) (x Exit, reboot bool) {
+	select {
+	case <-ctx.Done():
+		e, ok := errors.AsType[*ending](context.Cause(ctx))
+		if !ok {
+			e = &ending{reason: ReasonStopped, detail: context.Cause(ctx).Error()}
+		}
+		s.stop(g, e.grace)
+		return Exit{Reason: e.reason, Detail: e.detail}, false
+	case c := <-s.command:
+		s.stop(g, 0)
+		return Exit{Reason: ReasonExited, Detail: c.detail, Code: &c.code}, false
+	case why := <-g.hung:
+		return Exit{Reason: ReasonHang, Detail: why}, false
+	case <-g.done:
+		return Exit{Reason: string(g.exit.Reason), Detail: g.exit.Detail}, g.exit.Reason == machine.Reboot
+	}
+}
+
+// stop asks the guest to end and waits until it did, or its time is over; who
+// takes the start's steps back kills it then.
+func (s *supervisor) stop(g *guest, grace time.Duration) {
+	if grace <= 0 {
+		grace = s.d.Times.Grace
+	}
+	s.board.update(func(st *State) { st.Phase, st.Stage = Stopping, "stopping" })
+	ctx, cancel := context.WithTimeout(context.Background(), grace+s.d.Times.Power)
+	defer cancel()
+	ctx, cancel2 := g.with(ctx)
+	defer cancel2()
+	go func() {
+		select {
+		case <-s.kill:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	select {
+	case <-s.kill:
+		return
+	default:
+	}
+	// An agent that does not even answer gets the grace and no more.
+	actx, cancel3 := context.WithTimeout(ctx, grace+time.Second)
+	err := g.ch.client().Shutdown(actx, guestwire.Shutdown{Grace: grace})
+	cancel3()
+	if err != nil {
+		if _, gone := errors.AsType[*guestGone](err); !gone {
+			s.log.Warn("the guest does not end by itself", logx.Err, err)
+		}
+		return
+	}
+	<-ctx.Done() // the guest's end, the end of its time, or a kill
+}
+
+// startCommand starts Spec.Command and goes on; its end is the guest's.
+func (s *supervisor) startCommand(ctx context.Context) error {
+	c := s.spec.Command
+	if c == nil {
+		return nil
+	}
+	g := s.current()
+	req := guestwire.ExecRequest{Argv: c.Argv, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY}
+	go func() {
+		r, err := g.ch.client().Exec(context.WithoutCancel(ctx), req, guestclient.Stdio{Out: s.output, Err: s.output}, nil)
+		if err != nil {
+			// The guest's own end tells more, and may be a reboot.
+			select {
+			case <-g.done:
+			case <-time.After(time.Second):
+				s.hang(g, "the command's connection broke: "+err.Error())
+			}
+			return
+		}
+		s.command <- commandEnd{code: r.Code, detail: r.Err}
+	}()
+	return nil
+}
