@@ -10,6 +10,7 @@ import (
 	"net"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,9 +31,10 @@ type guest struct {
 
 	cmd     *exec.Cmd
 	qmp     *qmp.Client
-	control *net.UnixConn
+	control *channel
 	words   tail
 	panics  panicWatch
+	deaf    atomic.Bool // the owner does not read the control channel
 
 	exited   chan struct{} // process reaped
 	consoled chan struct{} // console read to its end
@@ -56,9 +58,21 @@ func newGuest(s machine.Spec, log *slog.Logger) *guest {
 	return g
 }
 
+// channel is the control channel. A socket whose other end closed with bytes
+// unread is reset; to its reader that is an end like any other.
+type channel struct{ *net.UnixConn }
+
+func (c *channel) Read(p []byte) (int, error) {
+	n, err := c.UnixConn.Read(p)
+	if errors.Is(err, unix.ECONNRESET) {
+		err = io.EOF
+	}
+	return n, err
+}
+
 // run takes over a started QEMU and our ends of its sockets.
 func (g *guest) run(cmd *exec.Cmd, mon, console, control *net.UnixConn) {
-	g.cmd, g.control = cmd, control
+	g.cmd, g.control = cmd, &channel{control}
 	g.qmp = qmp.New(mon, g.event)
 	go g.pumpConsole(console)
 	go func() {
@@ -121,7 +135,7 @@ func (g *guest) event(e qmp.Event) {
 func (g *guest) quit() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	for g.drained(ctx, time.Second) {
+	for g.drained(ctx) {
 		// The monitor answers from the same loop that moves the bytes: after
 		// its answer, what could be moved has been.
 		if _, err := g.qmp.Do(ctx, "query-status", nil); err != nil {
@@ -155,9 +169,15 @@ func (g *guest) pending() (int, bool) {
 	return n, true
 }
 
+// patience is how long an owner may take to read on, once its guest is gone.
+const patience = 500 * time.Millisecond
+
 // drained waits until the control channel has been read by its owner. false =
-// nothing was read for as long as patience, or ctx ended.
-func (g *guest) drained(ctx context.Context, patience time.Duration) bool {
+// the owner does not read, or ctx ended.
+func (g *guest) drained(ctx context.Context) bool {
+	if g.deaf.Load() {
+		return false
+	}
 	last, since, wait := -1, time.Now(), time.Millisecond
 	for {
 		n, ok := g.pending()
@@ -168,6 +188,7 @@ func (g *guest) drained(ctx context.Context, patience time.Duration) bool {
 			last, since = n, time.Now()
 		}
 		if time.Since(since) > patience {
+			g.deaf.Store(true)
 			return false
 		}
 		select {
@@ -203,7 +224,7 @@ func (g *guest) finish() {
 	<-g.qmp.Gone()
 	// The owner reads the rest of the control channel from the kernel's
 	// buffer, which outlives QEMU. One who does not read is not waited for.
-	g.drained(context.Background(), time.Second)
+	g.drained(context.Background())
 	g.mu.Lock()
 	e := ending{shutdown: g.shutdown, panicked: g.panics.last(), killed: g.killed, status: g.status, words: g.words.lines()}
 	g.exit.At = time.Now()

@@ -105,7 +105,7 @@ func (d *Driver) boot(ctx context.Context, s machine.Spec, accel string) (_ *gue
 	}
 	p := plan{spec: s, accel: accel}
 	if accel == "tcg" {
-		if p.tscKHz, err = d.tscKHz(); err != nil {
+		if p.tscKHz, err = d.ClockKHz(); err != nil {
 			return nil, err
 		}
 	}

@@ -50,7 +50,9 @@ type tscRecord struct {
 	KHz    uint64 `json:"khz"`
 }
 
-func (d *Driver) tscKHz() (uint64, error) {
+// ClockKHz is the rate of the host's TSC, measured once per boot of the host.
+// It is what an emulated guest must be told as tsc_early_khz.
+func (d *Driver) ClockKHz() (uint64, error) {
 	d.tscMu.Lock()
 	defer d.tscMu.Unlock()
 	if d.tsc != 0 {

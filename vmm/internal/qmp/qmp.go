@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"syscall"
 )
 
 // maxLine bounds one message, in bytes.
@@ -105,7 +106,10 @@ func (c *Client) read() error {
 			}
 		}
 	}
-	return s.Err()
+	if err := s.Err(); !errors.Is(err, syscall.ECONNRESET) { // QEMU ended with a command unread
+		return err
+	}
+	return nil
 }
 
 // Ready is closed once QEMU is set up and takes commands.
