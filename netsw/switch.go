@@ -1,0 +1,244 @@
+package netsw
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"virtkit/core/fault"
+	"virtkit/core/logx"
+	"virtkit/core/policy"
+	"virtkit/netsw/frame"
+	"virtkit/netsw/pcap"
+)
+
+// Switch joins the guests of one job. Make it with New, end it with Close.
+type Switch struct {
+	cfg    Config
+	log    *slog.Logger
+	subnet netip.Prefix
+	gwIP   frame.IP
+	gwMAC  frame.MAC
+	dns    []netip.AddrPort
+	search []string
+	policy policy.Decider
+	guard  *hostGuard
+	pcap   *pcap.Writer // nil = off
+
+	table atomic.Pointer[table] // copied on write, under mu
+
+	mu     sync.Mutex
+	gone   Stats // of removed ports
+	closed bool
+
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup // every goroutine of the switch
+	gw     *gateway
+	pinger pinger
+}
+
+// table says who is where. It is never changed once stored.
+type table struct {
+	ports  []*Port
+	byMAC  map[frame.MAC]*Port
+	byIP   map[frame.IP]*Port
+	byName map[string]*Port // lower case, no final dot
+}
+
+// New makes a switch without ports. It reads the resolvers' addresses and
+// fails when a configured value makes no sense (fault.Usage).
+func New(cfg Config) (*Switch, error) {
+	s := &Switch{cfg: cfg, log: cfg.Log, policy: cfg.Policy, gwMAC: frame.MAC{0x02, 'v', 'k', 0, 0, 1}}
+	if s.log == nil {
+		s.log = logx.Discard()
+	}
+	s.log = s.log.With(logx.Comp, "netsw")
+	if s.policy == nil {
+		s.policy = policy.AllowAll{}
+	}
+	if s.cfg.DialTimeout <= 0 {
+		s.cfg.DialTimeout = 2 * time.Minute
+	}
+	if s.cfg.UDPIdle <= 0 {
+		s.cfg.UDPIdle = 2 * time.Minute
+	}
+	if s.cfg.MaxFlows <= 0 {
+		s.cfg.MaxFlows = 8192
+	}
+	if s.cfg.MaxSessions <= 0 {
+		s.cfg.MaxSessions = 1024
+	}
+	for _, p := range cfg.HostPorts {
+		if p < 1 || p > 65535 {
+			return nil, fault.Newf(fault.Usage, "host port %d: not a port number", p).Hint("use 1 to 65535")
+		}
+	}
+	s.dns, s.search = cfg.Upstreams, cfg.Search
+	if len(s.dns) == 0 {
+		if err := s.readResolvConf(); err != nil {
+			return nil, err
+		}
+	}
+	var err error
+	if s.subnet, err = pickSubnet(cfg.Subnet, s.dns); err != nil {
+		return nil, err
+	}
+	s.gwIP = frame.IP(s.subnet.Addr().Next().As4())
+	s.guard = newHostGuard(s)
+	s.table.Store(&table{})
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	if cfg.Pcap != nil {
+		if s.pcap, err = pcap.New(cfg.Pcap); err != nil {
+			return nil, fmt.Errorf("writing the capture's header: %w", err)
+		}
+	}
+	if s.gw, err = newGateway(s); err != nil {
+		s.cancel()
+		return nil, err
+	}
+	s.log.Debug("switch made; IPv6 is off", "subnet", s.subnet.String(), "resolvers", fmt.Sprint(s.dns))
+	return s, nil
+}
+
+// Gateway is the switch's own address in the job's network.
+func (s *Switch) Gateway() netip.Addr { return s.gwIP.Addr() }
+
+// Subnet is the job's network.
+func (s *Switch) Subnet() netip.Prefix { return s.subnet }
+
+// AddPort makes a port with an address of its own and plugs a link into it.
+// Names that are taken are fault.Conflict; a full subnet is fault.Busy.
+func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errClosed
+	}
+	if pc.Name == "" {
+		return nil, fault.New(fault.Usage, "a port of the switch needs a name")
+	}
+	old := s.table.Load()
+	for _, q := range old.ports {
+		if q.name == pc.Name {
+			return nil, fault.Newf(fault.Conflict, "port %q exists already on the job's network", pc.Name)
+		}
+	}
+	p := &Port{sw: s, name: pc.Name, flows: make(map[flow]struct{}), sessions: make(map[*session]struct{})}
+	for _, n := range append([]string{pc.Hostname}, pc.Aliases...) {
+		if n = canonical(n); n == "" || slices.Contains(p.names, n) {
+			continue
+		}
+		if q := old.byName[n]; q != nil {
+			return nil, fault.Newf(fault.Conflict, "name %q of %q is taken by %q on the job's network", n, pc.Name, q.name).
+				Hint("give one of the two another alias")
+		}
+		p.names = append(p.names, n)
+	}
+	ip, err := s.pickAddr(pc.Addr, old)
+	if err != nil {
+		return nil, err
+	}
+	p.ip = ip
+	// From the address, so that it is the same again for the same place in a job,
+	// and no two ports of one switch share it.
+	p.mac = frame.MAC{0x02, 'v', 'k', 1, ip[2], ip[3]}
+	if _, err := p.plug(); err != nil {
+		return nil, err
+	}
+	s.store(old, func(t *table) {
+		t.ports = append(t.ports, p)
+		t.byMAC[p.mac], t.byIP[p.ip] = p, p
+		for _, n := range p.names {
+			t.byName[n] = p
+		}
+	})
+	return p, nil
+}
+
+// store replaces the table by a changed copy; s.mu is held.
+func (s *Switch) store(old *table, change func(*table)) {
+	t := &table{ports: slices.Clone(old.ports), byMAC: maps.Clone(old.byMAC), byIP: maps.Clone(old.byIP), byName: maps.Clone(old.byName)}
+	if t.byMAC == nil {
+		t.byMAC, t.byIP, t.byName = make(map[frame.MAC]*Port), make(map[frame.IP]*Port), make(map[string]*Port)
+	}
+	change(t)
+	s.table.Store(t)
+}
+
+func (s *Switch) pickAddr(want netip.Addr, t *table) (frame.IP, error) {
+	last := lastAddr(s.subnet)
+	if want.IsValid() {
+		if !want.Is4() || !s.subnet.Contains(want) || want == s.subnet.Addr() || want == s.Gateway() || want == last {
+			return frame.IP{}, fault.Newf(fault.Usage, "address %s is not one for a guest in %s", want, s.subnet)
+		}
+		if q := t.byIP[want.As4()]; q != nil {
+			return frame.IP{}, fault.Newf(fault.Conflict, "address %s is taken by %q", want, q.name)
+		}
+		return want.As4(), nil
+	}
+	for a := s.Gateway().Next(); a.Less(last); a = a.Next() {
+		if t.byIP[a.As4()] == nil {
+			return a.As4(), nil
+		}
+	}
+	return frame.IP{}, fault.Newf(fault.Busy, "no address is left in %s", s.subnet)
+}
+
+// Close unplugs all ports, ends all flows and waits for every goroutine of
+// the switch. Safe to call twice.
+func (s *Switch) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	ports := s.table.Load().ports
+	s.mu.Unlock()
+
+	s.cancel()
+	for _, p := range ports {
+		p.unplug()
+	}
+	s.gw.close(s.wg.Wait)
+	if s.pcap != nil {
+		if err := s.pcap.Flush(); err != nil {
+			return fmt.Errorf("writing the capture: %w", err)
+		}
+	}
+	return nil
+}
+
+var errClosed = errors.New("the job's network is closed")
+
+// run starts a goroutine that Close waits for; false when closed already.
+func (s *Switch) run(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.wg.Go(f)
+	return true
+}
+
+// decide asks the host guard, then the policy.
+func (s *Switch) decide(f policy.Flow) policy.Verdict {
+	if f.Proto != policy.DNS {
+		if v := s.guard.check(f.Dst); !v.Allow {
+			return v
+		}
+	}
+	return s.policy.Decide(f)
+}
+
+func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }

@@ -1,0 +1,418 @@
+package netsw
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+
+	"virtkit/core/logx"
+	"virtkit/core/policy"
+	"virtkit/netsw/frame"
+)
+
+// handleTCP takes the segments of guests that belong to no connection yet.
+func (g *gateway) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
+	h := header.TCP(pkt.TransportHeader().Slice())
+	if len(h) < header.TCPMinimumSize || h.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) != header.TCPFlagSyn {
+		return false // the stack answers with a reset
+	}
+	g.mu.Lock()
+	_, known := g.syns[id]
+	if !known {
+		if len(g.syns) >= maxInFlight {
+			g.mu.Unlock()
+			if p := g.port(id.RemoteAddress); p != nil {
+				p.c.drop(DropLimit)
+			}
+			return true // dropped: the guest tries again
+		}
+		// Kept because an ICMP error must quote it to be believed.
+		g.syns[id] = h.SequenceNumber()
+	}
+	g.mu.Unlock()
+	ok := g.tcpFwd.HandlePacket(id, pkt)
+	if !ok && !known {
+		g.takeSyn(id)
+	}
+	return ok
+}
+
+func (g *gateway) takeSyn(id stack.TransportEndpointID) uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	seq := g.syns[id]
+	delete(g.syns, id)
+	return seq
+}
+
+// forwardTCP sets up one connection, in a goroutine of the stack's.
+func (g *gateway) forwardTCP(r *tcp.ForwarderRequest) {
+	id := r.ID()
+	p := g.port(id.RemoteAddress)
+	ran := p != nil && g.sw.run(func() { g.connectTCP(p, r) })
+	if !ran {
+		g.takeSyn(id)
+		r.Complete(false)
+	}
+}
+
+// connectTCP dials outside first, and accepts the guest's connection only if
+// that worked.
+func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
+	id := r.ID()
+	// The request leaves the forwarder before its number may be forgotten,
+	// or a repeated SYN in between would be forgotten for ever.
+	finish := func(reset bool) uint32 {
+		r.Complete(reset)
+		return g.takeSyn(id)
+	}
+	dst := addrOf(id.LocalAddress.AsSlice(), id.LocalPort)
+	if !p.admit(policy.TCP, dst) {
+		finish(true)
+		return
+	}
+	ctx, cancel := context.WithTimeout(g.sw.ctx, g.sw.cfg.DialTimeout)
+	defer cancel()
+	f := &tcpFlow{p: p, cancel: cancel}
+	if !p.track(f) {
+		p.c.drop(DropLimit)
+		finish(true)
+		return
+	}
+	defer p.untrack(f)
+
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "tcp4", g.sw.guard.target(dst).String())
+	if err != nil {
+		g.refuseTCP(p, dst, id, err, finish)
+		return
+	}
+	conn := c.(*net.TCPConn)
+	if g.sw.guard.local(dst, conn) {
+		p.c.drop(DropDenied)
+		conn.Close()
+		finish(true)
+		return
+	}
+	ep, terr := r.CreateEndpoint(&f.wq)
+	finish(terr != nil)
+	if terr != nil {
+		reset(conn)
+		return
+	}
+	p.c.flows.Add(1)
+	p.c.openFlows.Add(1)
+	defer p.c.openFlows.Add(-1)
+	if !f.attach(conn, ep) {
+		return
+	}
+	f.pump()
+}
+
+// refuseTCP passes on why the outside could not be reached.
+func (g *gateway) refuseTCP(p *Port, dst netip.AddrPort, id stack.TransportEndpointID, err error, finish func(bool) uint32) {
+	code := -1
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		finish(true)
+		return
+	case errors.Is(err, syscall.ENETUNREACH):
+		code = frame.CodeNet
+	case errors.Is(err, syscall.EHOSTUNREACH):
+		code = frame.CodeHost
+	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // the host's firewall
+		code = frame.CodeProhibited
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, context.Canceled):
+		finish(false) // silence outside is silence inside
+		return
+	default: // such as no descriptors left: ours
+		g.sw.log.Warn("connecting for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
+		finish(true)
+		return
+	}
+	seq := finish(false)
+	tcpHead := make([]byte, 8)
+	binary.BigEndian.PutUint16(tcpHead, id.RemotePort)
+	binary.BigEndian.PutUint16(tcpHead[2:], id.LocalPort)
+	binary.BigEndian.PutUint32(tcpHead[4:], seq)
+	ip := frame.IPv4{Src: p.ip, Dst: dst.Addr().As4(), Payload: tcpHead}
+	ip.Header = frame.AppendIPv4(nil, ip.Src, ip.Dst, frame.ProtoTCP, header.TCPMinimumSize)
+	p.unreachable(uint8(code), &ip)
+}
+
+// tcpFlow is a connection of a guest (ep) joined to one of the host (conn).
+type tcpFlow struct {
+	p      *Port
+	cancel context.CancelFunc // of the dial
+	wq     waiter.Queue
+
+	mu      sync.Mutex
+	conn    *net.TCPConn
+	ep      tcpip.Endpoint
+	aborted bool
+}
+
+// attach gives the flow its two ends; false when it was aborted meanwhile,
+// and then both are closed.
+func (f *tcpFlow) attach(conn *net.TCPConn, ep tcpip.Endpoint) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.aborted {
+		ep.Abort()
+		reset(conn)
+		return false
+	}
+	f.conn, f.ep = conn, ep
+	return true
+}
+
+// abort resets both ends.
+func (f *tcpFlow) abort() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.aborted = true
+	f.cancel()
+	if f.ep != nil {
+		f.ep.Abort()
+		reset(f.conn)
+	}
+}
+
+// reset closes with a reset instead of a proper end.
+func reset(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	c.Close()
+}
+
+// pump moves bytes both ways until both have ended. An end of one direction
+// is passed on and leaves the other open; an error or reset of either side
+// resets the other. A slow reader on one side stops the reading from the
+// other, so nothing piles up here. A connection that is silent stays for as
+// long as both ends keep it; the host's keepalive finds a dead outside, and a
+// guest that goes away ends its flows by its port.
+func (f *tcpFlow) pump() {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := f.inward(); err != nil {
+			f.abort()
+		}
+	}()
+	if err := f.outward(done); err != nil {
+		f.abort()
+	}
+	<-done
+	f.ep.Close()
+	f.conn.Close()
+}
+
+var errReset = errors.New("reset")
+
+// outward copies from the guest to the outside, then watches for the guest's
+// reset until the other direction is done.
+func (f *tcpFlow) outward(done <-chan struct{}) error {
+	entry, ch := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
+	f.wq.EventRegister(&entry)
+	defer f.wq.EventUnregister(&entry)
+	w, err := newTryWriter(f.conn)
+	if err != nil {
+		return err
+	}
+	for {
+		w.err = nil
+		res, terr := f.ep.Read(w, tcpip.ReadOptions{})
+		f.p.c.sent.Add(uint64(res.Count))
+		switch {
+		case errors.Is(w.err, syscall.EAGAIN):
+			if err := w.wait(); err != nil {
+				return err
+			}
+			continue
+		case w.err != nil:
+			return w.err
+		}
+		switch terr.(type) {
+		case nil:
+		case *tcpip.ErrWouldBlock:
+			<-ch
+		case *tcpip.ErrClosedForReceive:
+			if err := f.conn.CloseWrite(); err != nil {
+				return err
+			}
+			for {
+				select {
+				case <-done:
+					return nil
+				case <-ch:
+					if tcp.EndpointState(f.ep.State()) == tcp.StateError {
+						return errReset
+					}
+				}
+			}
+		default:
+			return errReset
+		}
+	}
+}
+
+// segment is the payload of a full segment at our MTU, with timestamps: a
+// buffer of whole segments makes no small ones.
+const segment = MTU - 20 - 32
+
+var copyPool = sync.Pool{New: func() any { b := make([]byte, 2*segment); return &b }}
+
+// inward copies from the outside to the guest.
+func (f *tcpFlow) inward() error {
+	entry, ch := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
+	f.wq.EventRegister(&entry)
+	defer f.wq.EventUnregister(&entry)
+	r, err := newTryReader(f.conn, &copyPool)
+	if err != nil {
+		return err
+	}
+	defer r.release()
+	var data bytes.Reader
+	for {
+		n, err := r.read()
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			if terr := f.ep.Shutdown(tcpip.ShutdownWrite); terr != nil {
+				return errReset
+			}
+			return nil
+		}
+		f.p.c.received.Add(uint64(n))
+		data.Reset((*r.buf)[:n])
+		for data.Len() > 0 {
+			// Atomic: what the endpoint takes from data, it keeps.
+			_, terr := f.ep.Write(&data, tcpip.WriteOptions{Atomic: true})
+			switch terr.(type) {
+			case nil:
+			case *tcpip.ErrWouldBlock:
+				<-ch
+			default:
+				return errReset
+			}
+		}
+		r.release()
+	}
+}
+
+// tryWriter writes to a socket without ever waiting in Write, because the
+// stack holds the connection's lock while it reads into it.
+type tryWriter struct {
+	raw syscall.RawConn
+	try func(uintptr) bool
+	b   []byte
+	n   int
+	err error
+}
+
+func newTryWriter(c syscall.Conn) (*tryWriter, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	w := &tryWriter{raw: raw}
+	w.try = func(fd uintptr) bool {
+		for {
+			w.n, w.err = syscall.Write(int(fd), w.b)
+			if w.err != syscall.EINTR {
+				return true
+			}
+		}
+	}
+	return w, nil
+}
+
+func (w *tryWriter) Write(b []byte) (int, error) {
+	w.b = b
+	err := w.raw.Write(w.try)
+	w.b = nil
+	if err != nil {
+		w.err = err
+	}
+	n := max(w.n, 0)
+	w.n = 0
+	if w.err == nil && n < len(b) {
+		w.err = syscall.EAGAIN
+	}
+	return n, w.err
+}
+
+// wait returns when the socket can be written to.
+func (w *tryWriter) wait() error {
+	return w.raw.Write(func(fd uintptr) bool {
+		// Looked at here, after the poller has forgotten earlier events: else one
+		// between Write and now would be lost.
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		n, err := unix.Poll(p, 0)
+		return n > 0 || (err != nil && err != unix.EINTR)
+	})
+}
+
+// tryReader reads from a socket and holds a buffer only while there is data.
+type tryReader struct {
+	raw  syscall.RawConn
+	pool *sync.Pool
+	buf  *[]byte
+	try  func(uintptr) bool
+	n    int
+	err  error
+}
+
+func newTryReader(c syscall.Conn, pool *sync.Pool) (*tryReader, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	r := &tryReader{raw: raw, pool: pool}
+	r.try = func(fd uintptr) bool {
+		if r.buf == nil {
+			r.buf = r.pool.Get().(*[]byte)
+		}
+		for {
+			r.n, r.err = syscall.Read(int(fd), *r.buf)
+			if r.err != syscall.EINTR {
+				break
+			}
+		}
+		if r.err == syscall.EAGAIN {
+			r.release()
+			return false
+		}
+		return true
+	}
+	return r, nil
+}
+
+// read returns how many bytes are in buf; 0 is the end of the stream (or an
+// empty datagram). The caller releases the buffer.
+func (r *tryReader) read() (int, error) {
+	r.n, r.err = 0, nil
+	if err := r.raw.Read(r.try); err != nil {
+		return 0, err
+	}
+	return max(r.n, 0), r.err
+}
+
+func (r *tryReader) release() {
+	if r.buf != nil {
+		r.pool.Put(r.buf)
+		r.buf = nil
+	}
+}
