@@ -10,5 +10,5 @@ const fallback = "vk-agent"
 var words map[string]string
 
 func table() map[string]applet {
-	return map[string]applet{"vk-agent": agentcmd.Main}
+	return map[string]applet{"vk-agent": agentcmd.Main, "vk-shell": agentcmd.Main}
 }

@@ -4,13 +4,12 @@ package agentcmd
 
 import (
 	"context"
-	"fmt"
 
+	"virtkit/agent"
 	"virtkit/applets/internal/appenv"
 )
 
 // Main runs vk-agent.
 func Main(ctx context.Context, env appenv.Env) int {
-	fmt.Fprintln(env.Stderr, "vk-agent: not linked in yet")
-	return 1
+	return agent.Main(ctx, env.Args, env.Stdin, env.Stdout, env.Stderr)
 }

@@ -12,6 +12,7 @@ import (
 
 	"virtkit/applets/internal/appenv"
 	"virtkit/core/fault"
+	"virtkit/core/ui"
 )
 
 // Run parses args (args[0] is the program's name) against root, runs the
@@ -52,20 +53,20 @@ func Report(w io.Writer, prog string, err error) int {
 	if _, ok := errors.AsType[silent](err); ok {
 		return StatusFor(err)
 	}
-	for line := range strings.SplitSeq(strings.TrimRight(err.Error(), "\n"), "\n") {
+	for line := range strings.SplitSeq(ui.Clean(strings.TrimRight(err.Error(), "\n")), "\n") {
 		fmt.Fprintf(w, "%s: %s\n", prog, line)
 	}
 	if u, ok := errors.AsType[*usageError](err); ok {
 		fmt.Fprintf(w, "usage: %s\n", u.line)
 		if h := fault.HintOf(err); h != "" {
-			fmt.Fprintf(w, "%s: hint: %s\n", prog, h)
+			fmt.Fprintf(w, "%s: hint: %s\n", prog, ui.CleanLine(h))
 		} else {
 			fmt.Fprintf(w, "%s: hint: %s --help tells more\n", prog, u.path)
 		}
 		return StatusFor(err)
 	}
 	if h := fault.HintOf(err); h != "" {
-		fmt.Fprintf(w, "%s: hint: %s\n", prog, h)
+		fmt.Fprintf(w, "%s: hint: %s\n", prog, ui.CleanLine(h))
 	}
 	return StatusFor(err)
 }

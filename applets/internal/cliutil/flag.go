@@ -22,6 +22,7 @@ type Flag struct {
 	repeat bool
 	global bool
 	noEnv  bool
+	opt    string // placeholder of a switch that may carry a value behind =
 	set    func(string) error
 
 	times   int
@@ -229,3 +230,6 @@ func (f *Flag) fromEnvironment(lookup func(string) (string, bool)) error {
 	}
 	return nil
 }
+
+// Optional says that the switch may carry a value behind an equals sign.
+func (f *Flag) Optional(placeholder string) *Flag { f.opt = placeholder; return f }

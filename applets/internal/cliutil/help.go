@@ -81,6 +81,9 @@ func writeFlags(b *strings.Builder, title string, flags []*Flag) {
 		if f.value != "" {
 			name += " " + f.value
 		}
+		if f.opt != "" {
+			name += "[=" + f.opt + "]"
+		}
 		var notes []string
 		if f.repeat {
 			notes = append(notes, "repeatable")

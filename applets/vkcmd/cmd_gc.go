@@ -1,0 +1,123 @@
+package vkcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/docker/go-units"
+	"github.com/urfave/cli/v3"
+
+	"virtkit/applets/internal/cliutil"
+	"virtkit/core/fault"
+	"virtkit/core/image"
+	"virtkit/ledger"
+	"virtkit/vmm/boot"
+)
+
+type gcOptions struct {
+	idle   int
+	dryRun bool
+	json   bool
+}
+
+// gcReport is what a collection did.
+type gcReport struct {
+	DryRun   bool         `json:"dry_run"`
+	Guests   []string     `json:"guests"` // directories of guests whose supervisor is gone
+	Killed   []int        `json:"killed"` // processes that had outlived their supervisor
+	Images   image.Report `json:"images"`
+	Boot     int64        `json:"boot_bytes"` // of initramfs files
+	Problems []string     `json:"problems"`
+}
+
+func newGC(a *app) *cli.Command {
+	o := gcOptions{idle: -1}
+	return cliutil.Exits(&cli.Command{
+		Name:  "gc",
+		Usage: "remove what is no longer used",
+		Description: "Removes the leavings of guests whose supervisor is gone, images that nothing has\n" +
+			"used for a while, and layers that no image needs. What is in use stays.",
+		Flags: []cli.Flag{
+			cliutil.Int(&o.idle, "idle-secs", "N", "remove images unused for so long", 0, 1<<31-1).Default("[images] idle_secs"),
+			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed of the images and remove nothing"),
+			cliutil.Bool(&o.json, "json", "print one JSON document (vk.gc/1)"),
+		},
+		Action: func(ctx context.Context, _ *cli.Command) error { return a.gc(ctx, o) },
+	}, cliutil.Status{Code: "3", Means: "some of it could not be removed"})
+}
+
+func (a *app) gc(ctx context.Context, o gcOptions) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	idle := h.Conf.ImageIdle()
+	if o.idle >= 0 {
+		idle = time.Duration(o.idle) * time.Second
+	}
+	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Problems: []string{}}
+	problem := func(err error) {
+		if err != nil {
+			r.Problems = append(r.Problems, err.Error())
+		}
+	}
+	if !o.dryRun {
+		swept, err := h.Jobs.Sweep(ctx, ledger.SweepOptions{})
+		problem(err)
+		r.Guests = append(r.Guests, swept.Removed...)
+		r.Killed = append(r.Killed, swept.Killed...)
+		for _, p := range swept.Problems {
+			problem(p)
+		}
+	}
+	store, err := h.Store()
+	if err != nil {
+		return errors.Join(err, a.printGC(r, o))
+	}
+	r.Images, err = store.GC(ctx, idle, o.dryRun)
+	problem(err)
+	if !o.dryRun {
+		r.Boot, err = boot.Sweep(h.StateDir, max(idle, time.Hour))
+		problem(err)
+	}
+	if err := a.printGC(r, o); err != nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if len(r.Problems) > 0 {
+		return fault.Newf(fault.Partial, "%d things could not be removed", len(r.Problems)).
+			Hint("the lines above name them; a busy one goes with the next vk gc")
+	}
+	return nil
+}
+
+func (a *app) printGC(r gcReport, o gcOptions) error {
+	for _, p := range r.Problems {
+		a.warn("%s", p)
+	}
+	if o.json {
+		return cliutil.JSON(a.env.Stdout, "vk.gc/1", r)
+	}
+	return writeGC(a.env.Stdout, r)
+}
+
+func writeGC(w io.Writer, r gcReport) error {
+	verb := "removed"
+	if r.DryRun {
+		verb = "would remove"
+	}
+	for _, g := range r.Guests {
+		fmt.Fprintf(w, "%s guest %s\n", verb, g)
+	}
+	for _, i := range r.Images.Images {
+		fmt.Fprintf(w, "%s image %s (%s)\n", verb, first(i.Ref, i.Digest), units.BytesSize(float64(i.DiskSize)))
+	}
+	_, err := fmt.Fprintf(w, "%s %d guests, %d images, %d layers: %s; %d images are in use\n", verb,
+		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot)), r.Images.Held)
+	return err
+}

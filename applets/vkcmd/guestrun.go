@@ -1,0 +1,225 @@
+package vkcmd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"virtkit/applets/internal/cliutil"
+	"virtkit/applets/internal/wire"
+	"virtkit/core/guestclient"
+	"virtkit/core/image"
+	"virtkit/core/supervise"
+	"virtkit/ledger"
+)
+
+// stopLimit bounds the end of a guest that is no longer wanted.
+const stopLimit = 30 * time.Second
+
+// guestHost is what `vk run` needs of the host; wire.Host behind hostGuests is
+// the real one.
+type guestHost interface {
+	// resolve makes the image and a kernel ready. The image is held.
+	resolve(ctx context.Context, o *runOptions) (*image.Image, error)
+	// start boots a guest for s and returns when it runs.
+	start(ctx context.Context, s supervise.Spec) (guest, error)
+}
+
+// guest is a running guest.
+type guest interface {
+	exec() execFunc
+	state(ctx context.Context) supervise.State
+	// end ends it: in order, or at once when nothing of it is wanted.
+	end(ctx context.Context, inOrder bool) error
+	id() string
+}
+
+// run is `vk run` with its options checked.
+func (a *app) run(ctx context.Context, o *runOptions) error {
+	h, err := a.host()
+	if err != nil {
+		return err
+	}
+	signals, stop := watch()
+	defer stop()
+	s := &session{stdout: a.env.Stdout, stderr: a.env.Stderr, signals: signals, say: a.say}
+	if o.stdin {
+		s.stdin = a.env.Stdin
+	}
+	return a.runIn(ctx, o, &hostGuests{a, h}, h, s)
+}
+
+func (a *app) runIn(ctx context.Context, o *runOptions, gh guestHost, h *wire.Host, s *session) error {
+	before, release := untilSignal(ctx, s.signals)
+	g, img, argv, err := bootGuest(before, o, gh, h)
+	release()
+	if err != nil {
+		if c := context.Cause(before); c != nil {
+			return c
+		}
+		return err
+	}
+	defer img.Close()
+	if o.detach {
+		_, err := fmt.Fprintln(a.env.Stdout, g.id())
+		return err
+	}
+	defer func() {
+		// What a guest wrote to a share or is to be kept is written out in order;
+		// else nobody will miss what is lost.
+		inOrder := o.keep || writes(o.parsedShares)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
+		defer cancel()
+		if err := g.end(ctx, inOrder); err != nil {
+			a.warn("ending the guest: %v", err)
+		}
+	}()
+	if c := context.Cause(before); c != nil {
+		return c // the signal came as the guest began to run
+	}
+	s.exec = g.exec()
+	res, err := s.run(ctx, o.request(a, img.Config, argv))
+	if err != nil {
+		return lost(err, func() supervise.State { return g.state(ctx) })
+	}
+	return cliutil.Exit(ended(res, a.say))
+}
+
+func writes(shares []supervise.Share) bool {
+	for _, s := range shares {
+		if !s.ReadOnly {
+			return true
+		}
+	}
+	return false
+}
+
+// bootGuest makes all ready and boots the guest.
+func bootGuest(ctx context.Context, o *runOptions, gh guestHost, h *wire.Host) (guest, *image.Image, []string, error) {
+	img, err := gh.resolve(ctx, o)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	fail := func(err error) (guest, *image.Image, []string, error) {
+		img.Close()
+		return nil, nil, nil, err
+	}
+	argv, err := o.argv(img.Config)
+	if err != nil {
+		return fail(err)
+	}
+	spec, err := o.spec(h.Conf, wire.RootOf(img), img.Config, time.Now())
+	if err != nil {
+		return fail(err)
+	}
+	if o.detach {
+		spec.Command = &supervise.Command{
+			Argv: argv, Env: o.parsedEnv, User: first(o.user, img.Config.User), Dir: first(o.workdir, img.Config.WorkingDir),
+		}
+	} else if spec.Owner, err = wire.Self(); err != nil {
+		return fail(fmt.Errorf("finding this process: %w", err))
+	}
+	g, err := gh.start(ctx, spec)
+	if err != nil {
+		return fail(err)
+	}
+	return g, img, argv, nil
+}
+
+// hostGuests runs guests on this host.
+type hostGuests struct {
+	a *app
+	h *wire.Host
+}
+
+func (hg *hostGuests) resolve(ctx context.Context, o *runOptions) (*image.Image, error) {
+	var img *image.Image
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		store, err := hg.h.Store()
+		if err != nil {
+			return err
+		}
+		ref, err := store.Parse(o.image)
+		if err != nil {
+			return err
+		}
+		p := hg.a.progress("image " + ref.Text)
+		img, err = store.Resolve(gctx, ref, image.ResolveOptions{
+			Auth: hg.h.Auth(), Platform: o.platform, Policy: o.policy(), Progress: p.Image,
+		})
+		p.Done(err)
+		return err
+	})
+	g.Go(func() error {
+		// The supervisor finds it again; here it is fetched when there is none,
+		// with somebody watching.
+		p := hg.a.progress("guest kernel")
+		_, err := hg.h.Kernel(gctx, o.kernel, p.Line)
+		p.Done(err)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		img.Close()
+		return nil, err
+	}
+	return img, nil
+}
+
+func (hg *hostGuests) start(ctx context.Context, s supervise.Spec) (guest, error) {
+	r, err := hg.h.Jobs.Reserve(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	client, err := hg.h.Launch(ctx, r, hg.a.bootProgress())
+	if err != nil {
+		return nil, errors.Join(err, release(r))
+	}
+	return &liveGuest{client: client, spec: r.Spec}, nil
+}
+
+// release removes a reservation whose supervisor did not come to life, unless
+// its remains are wanted.
+func release(r *ledger.Reservation) error {
+	if r.Spec.Keep {
+		return nil
+	}
+	return r.Release()
+}
+
+type liveGuest struct {
+	client *supervise.Client
+	spec   supervise.Spec
+}
+
+func (g *liveGuest) id() string { return g.spec.ID }
+
+func (g *liveGuest) exec() execFunc {
+	return guestclient.FromOpener(g.client.Opener()).Exec
+}
+
+func (g *liveGuest) state(ctx context.Context) supervise.State {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if st, err := g.client.State(ctx); err == nil && st.Phase == supervise.Running && st.Boots > 1 {
+		return st // it is another boot that runs now
+	}
+	// The guest is gone or going: its last state tells why.
+	st, _ := g.client.Wait(ctx, supervise.Ended, nil)
+	return st
+}
+
+func (g *liveGuest) end(ctx context.Context, inOrder bool) (err error) {
+	if inOrder {
+		_, err = g.client.Stop(ctx, 0)
+	} else {
+		_, err = g.client.Kill(ctx)
+	}
+	if errors.Is(err, supervise.ErrSupervisorGone) {
+		return nil
+	}
+	return err
+}
