@@ -111,7 +111,7 @@ func (b *bench) execRoundTrip(ctx context.Context, c *supervise.Client) error {
 	do := func(argv ...string) (time.Duration, string, error) {
 		var out bytes.Buffer
 		start := time.Now()
-		res, err := c.Exec(ctx, guestwire.ExecRequest{ID: supervise.NewExecID(), Argv: argv, Stdout: true}, guestclient.Stdio{Out: &out}, nil)
+		res, err := c.Exec(ctx, guestwire.ExecRequest{ID: guestclient.NewExecID(), Argv: argv, Stdout: true}, guestclient.Stdio{Out: &out}, nil)
 		if err == nil && res.Code != 0 {
 			err = fmt.Errorf("%v ended with %d: %s", argv, res.Code, out.String())
 		}
@@ -155,7 +155,7 @@ func (b *bench) streamOut(ctx context.Context, c *supervise.Client) error {
 	var vk, floor []float64
 	for range b.rounds {
 		var m meter
-		res, err := c.Exec(ctx, guestwire.ExecRequest{ID: supervise.NewExecID(), Stdout: true,
+		res, err := c.Exec(ctx, guestwire.ExecRequest{ID: guestclient.NewExecID(), Stdout: true,
 			Argv: []string{"head", "-c", strconv.Itoa(streamMiB << 20), "/dev/zero"}}, guestclient.Stdio{Out: &m}, nil)
 		if err != nil {
 			return err
