@@ -100,7 +100,7 @@ func TestRules(t *testing.T) {
 			[]string{"core/a/a.go:3 length"}},
 		{"exit", map[string]string{"core/a/a.go": doc + "package x\nimport (\n\"log\"\nunixy \"os\"\n)\nfunc f() { log.Fatalf(\"\") }\nfunc g() { unixy.Exit(1) }\n",
 			"vmm/vmmtest/v.go": doc + "package x\nimport \"os\"\nfunc Main() { os.Exit(1) }",
-			"core/b/main.go": "// Package x is.\npackage x\nimport \"os\"\nfunc f() { os.Exit(1) }"}, []string{"core/a/a.go:7 exit", "core/a/a.go:8 exit", "core/b/main.go:4 exit"}},
+			"core/b/main.go":   "// Package x is.\npackage x\nimport \"os\"\nfunc f() { os.Exit(1) }"}, []string{"core/a/a.go:7 exit", "core/a/a.go:8 exit", "core/b/main.go:4 exit"}},
 		{"init", map[string]string{"applets/a.go": doc + "package x\nfunc init() {}", "vmm/a.go": doc + "package x\nfunc init() {}\ntype t int\nfunc (t) init() {}"}, []string{"applets/a.go:3 init"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
