@@ -89,6 +89,26 @@ func (c *channel) session() *yamux.Session {
 	return c.sess
 }
 
+// bounded runs f until it ends or ctx does. A write to a guest that does not
+// read heeds no deadline once the buffers below are full; f then ends with the
+// session.
+func bounded(ctx context.Context, f func(ctx context.Context) error) error {
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+	}
+	// f may have ended by ctx too, and knows more.
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(50 * time.Millisecond):
+		return context.Cause(ctx)
+	}
+}
+
 // open opens a stream. It is guestclient's Opener.
 func (c *channel) open(ctx context.Context) (net.Conn, error) {
 	if err := ctx.Err(); err != nil {
@@ -140,8 +160,23 @@ func (c *channel) contact(ctx context.Context, try time.Duration) (guestwire.Hel
 	wait := 20 * time.Millisecond
 	for {
 		tctx, cancel := context.WithTimeout(ctx, try)
-		r, err := client.Hello(tctx)
+		type hello struct {
+			r   guestwire.HelloReply
+			err error
+		}
+		got := make(chan hello, 1)
+		err := bounded(tctx, func(ctx context.Context) error {
+			r, err := client.Hello(ctx)
+			got <- hello{r, err}
+			return err
+		})
 		cancel()
+		var r guestwire.HelloReply
+		select {
+		case h := <-got:
+			r, err = h.r, h.err
+		default:
+		}
 		if err == nil || r.Build != version.Build && r.Kernel != "" {
 			return r, err // another build does not become ours by asking again
 		}

@@ -254,7 +254,9 @@ func (s *supervisor) setup(ctx context.Context) error {
 	g := s.current()
 	ctx, cancel := g.with(ctx)
 	defer cancel()
-	return g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
+	return bounded(ctx, func(ctx context.Context) error {
+		return g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
+	})
 }
 
 func (s *supervisor) guestSetup() guestwire.Setup {
@@ -314,7 +316,10 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		}
 		t := time.Now()
 		pctx, cancel := context.WithTimeout(ctx, each)
-		_, err := g.ch.client().Ping(pctx)
+		err := bounded(pctx, func(ctx context.Context) error {
+			_, err := g.ch.client().Ping(ctx)
+			return err
+		})
 		cancel()
 		if err == nil {
 			silent = 0

@@ -99,7 +99,9 @@ func (s *supervisor) stop(g *guest, grace time.Duration) {
 	}
 	// An agent that does not even answer gets the grace and no more.
 	actx, cancel3 := context.WithTimeout(ctx, grace+time.Second)
-	err := g.ch.client().Shutdown(actx, guestwire.Shutdown{Grace: grace})
+	err := bounded(actx, func(ctx context.Context) error {
+		return g.ch.client().Shutdown(ctx, guestwire.Shutdown{Grace: grace})
+	})
 	cancel3()
 	if err != nil {
 		if _, gone := errors.AsType[*guestGone](err); !gone {

@@ -144,13 +144,19 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 	if err != nil {
 		return err
 	}
-	defer in.lock.Close()
+	var s *supervisor
+	defer func() {
+		in.lock.Close()
+		if s != nil && in.launcher.conn == nil {
+			s.clients.release() // else the process's end does it
+		}
+	}()
 	spec, err := ReadSpec(dir)
 	if err != nil {
 		in.launcher.fail(err)
 		return err
 	}
-	s := newSupervisor(dir, spec, d)
+	s = newSupervisor(dir, spec, d)
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end
 	defer end(nil)
@@ -268,7 +274,7 @@ func (s *supervisor) failedStart(err error, took time.Duration) Exit {
 		x.Reason = ReasonBootTimeout
 		x.Detail = fmt.Sprintf("not ready after %v; stage reached: %s; %v", took.Round(10*time.Millisecond), s.board.get().Stage, err)
 	case asked:
-		x.Reason, x.Detail = e.reason, e.detail
+		x = Exit{Reason: e.reason, Detail: e.detail, Step: x.Step}
 	case errors.As(err, &gone):
 		x.Reason = string(gone.exit.Reason)
 		x.Detail = fmt.Sprintf("the guest ended while starting (stage %q)", s.board.get().Stage)

@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -21,6 +22,23 @@ type clients struct {
 
 	telling  group // waiters that have not heard of the end yet
 	draining group // splices whose guest's output may still be under way
+
+	mu   sync.Mutex
+	held []net.Conn // closed by the supervisor's end
+}
+
+func (c *clients) hold(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held = append(c.held, conn)
+}
+
+func (c *clients) release() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, conn := range c.held {
+		conn.Close()
+	}
 }
 
 // group counts like a sync.WaitGroup, but may be waited for with a limit and
@@ -133,6 +151,7 @@ func (s *supervisor) client(conn *net.UnixConn) {
 	case opStop, opKill:
 		// The connection stays until the process ends: its closing tells so.
 		hold = true
+		s.clients.hold(conn)
 		if r.Op == opKill {
 			s.killNow()
 		}
@@ -232,7 +251,9 @@ func (s *supervisor) reboot(conn *net.UnixConn, r request) {
 	}
 	ctx, cancel := contextFor(grace + s.d.Times.Power)
 	defer cancel()
-	err := g.ch.client().Shutdown(ctx, guestwire.Shutdown{Reboot: true, Grace: grace})
+	err := bounded(ctx, func(ctx context.Context) error {
+		return g.ch.client().Shutdown(ctx, guestwire.Shutdown{Reboot: true, Grace: grace})
+	})
 	if err != nil {
 		tell(conn, answer{}, fault.Newf(fault.System, "asking guest %s to reboot", s.spec.Name).Because(err))
 		return

@@ -1,0 +1,198 @@
+// Package supervisetest is a machine.Driver without a VMM: its guest is an
+// agent in this process that speaks guestwire and runs programs of the host,
+// with knobs for everything that can go wrong with a guest. Nothing here is
+// safe against an untrusted caller; it is for tests alone.
+package supervisetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"virtkit/core/machine"
+)
+
+// Driver boots fake guests. The zero value works; the knobs are read at Boot.
+type Driver struct {
+	// Process gives each guest a process of the host as its VMM, which dies
+	// with this process as a real one does.
+	Process bool
+	// Silent guests never answer.
+	Silent bool
+	// Late is how long a guest takes to answer.
+	Late time.Duration
+	// CloseStreams is how many first streams the agent closes at once.
+	CloseStreams int
+	// CloseSessions is how many first sessions the agent ends.
+	CloseSessions int
+	// Garbage is written to the control channel before the agent speaks.
+	Garbage []byte
+	// Build answers Hello instead of version.Build, if not nil.
+	Build *string
+	// SetupErr fails Setup at its second stage.
+	SetupErr string
+	// DieAtBoot ends a guest so as soon as it runs; boots counts from 1.
+	DieAtBoot func(boot int) machine.Reason
+	// IgnoreShutdown makes guests that answer Shutdown and go on.
+	IgnoreShutdown bool
+	// BootErr fails Boot.
+	BootErr error
+
+	mu     sync.Mutex
+	guests []*Guest
+}
+
+// Name is "fake".
+func (d *Driver) Name() string { return "fake" }
+
+// Last is the guest booted last, or nil.
+func (d *Driver) Last() *Guest {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.guests) == 0 {
+		return nil
+	}
+	return d.guests[len(d.guests)-1]
+}
+
+// Boots is how many guests were booted.
+func (d *Driver) Boots() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.guests)
+}
+
+// Boot starts a guest.
+func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, error) {
+	if d.BootErr != nil {
+		return nil, d.BootErr
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, context.Cause(ctx)
+	}
+	host, guest := net.Pipe()
+	g := &Guest{Spec: s, d: d, host: host, conn: guest, done: make(chan struct{}), dead: make(chan struct{}), agent: newAgent(d)}
+	if d.Process {
+		pid, err := g.spawn()
+		if err != nil {
+			return nil, err
+		}
+		g.pid = pid
+	}
+	d.mu.Lock()
+	d.guests = append(d.guests, g)
+	boot := len(d.guests)
+	d.mu.Unlock()
+	fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n", s.Name, boot)
+	g.agent.g = g
+	go g.agent.run(guest)
+	if d.DieAtBoot != nil {
+		if r := d.DieAtBoot(boot); r != "" {
+			go g.End(r, "as told")
+		}
+	}
+	return g, nil
+}
+
+// Guest is one fake machine.
+type Guest struct {
+	Spec machine.Spec
+
+	d     *Driver
+	host  net.Conn
+	conn  net.Conn
+	pid   int
+	agent *agent
+	once  sync.Once
+	exit  machine.Exit
+	dead  chan struct{} // closed when it begins to end
+	done  chan struct{} // closed when all is delivered
+}
+
+// spawn starts the process that stands for the VMM.
+func (g *Guest) spawn() (int, error) {
+	type started struct {
+		pid int
+		err error
+	}
+	ch := make(chan started)
+	go func() {
+		// The parent-death signal is sent when the thread ends.
+		runtime.LockOSThread()
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		if err := cmd.Start(); err != nil {
+			ch <- started{err: err}
+			return
+		}
+		ch <- started{pid: cmd.Process.Pid}
+		cmd.Wait()
+		g.End(machine.Crashed, "the VMM's process ended")
+	}()
+	s := <-ch
+	return s.pid, s.err
+}
+
+// Control is the host's end of the channel.
+func (g *Guest) Control() net.Conn { return g.host }
+
+// PID is the VMM's process, 0 without Driver.Process.
+func (g *Guest) PID() int { return g.pid }
+
+// Wait blocks until the guest has ended.
+func (g *Guest) Wait(ctx context.Context) (machine.Exit, error) {
+	select {
+	case <-g.done:
+		return g.exit, nil
+	case <-ctx.Done():
+		return machine.Exit{}, context.Cause(ctx)
+	}
+}
+
+// Kill ends the guest at once.
+func (g *Guest) Kill() error {
+	g.End(machine.Killed, "")
+	<-g.done
+	return nil
+}
+
+// End ends the guest for a reason of the test's.
+func (g *Guest) End(r machine.Reason, detail string) {
+	g.once.Do(func() {
+		close(g.dead)
+		g.exit = machine.Exit{Reason: r, Detail: detail, At: time.Now()}
+		if r == machine.Panic {
+			fmt.Fprintf(g.Spec.Console, "Kernel panic - not syncing: %s\r\n", detail)
+		}
+		if g.pid != 0 {
+			syscall.Kill(g.pid, syscall.SIGKILL)
+		}
+		if g.Spec.NIC != nil && g.Spec.NIC.File != nil {
+			g.Spec.NIC.File.Close()
+		}
+		g.agent.stop()
+		g.conn.Close()
+		close(g.done)
+	})
+}
+
+// Hang makes the agent fall silent.
+func (g *Guest) Hang() { g.agent.hang() }
+
+// Print writes to the console.
+func (g *Guest) Print(s string) { fmt.Fprint(g.Spec.Console, s) }
+
+// BreakSession ends the agent's session; it begins another one at once.
+func (g *Guest) BreakSession() { g.agent.breakSession() }
+
+// Pause is not part of the fake.
+func (g *Guest) Pause(context.Context) error { return errors.New("the fake cannot pause") }
+
+// Continue is not part of the fake.
+func (g *Guest) Continue(context.Context) error { return errors.New("the fake cannot continue") }
