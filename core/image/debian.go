@@ -1,0 +1,331 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"virtkit/core/fault"
+)
+
+// EnvDefaultTar names a root filesystem tar to be taken for local/default
+// instead of making one, for tests and hosts without Debian's archive.
+const EnvDefaultTar = "VIRTKIT_DEFAULT_IMAGE_TAR"
+
+// recipe says what local/default is made of. Its digest is what the image is
+// kept by: whatever changes here makes a new one.
+type recipe struct {
+	Version   int      `json:"version"`
+	Converter int      `json:"converter"`
+	Suite     string   `json:"suite,omitempty"`
+	Arch      string   `json:"arch"`
+	Packages  []string `json:"packages,omitempty"`
+	Tar       string   `json:"tar,omitempty"` // of EnvDefaultTar: path, size, mtime
+}
+
+// recipeVersion is raised when the commands of buildDefault change.
+const recipeVersion = 1
+
+// defaultPackages is what a job expects to find: the shell and tools that
+// GitLab's stage scripts call, ssh for git, ps for people.
+var defaultPackages = []string{"bash", "ca-certificates", "curl", "git", "openssh-client", "procps", "unzip", "xz-utils"}
+
+// aptSources is where apt keeps its sources; a field of its own for tests.
+const aptSources = "/etc/apt"
+
+func (s *Store) defaultRecipe() (recipe, error) {
+	r := recipe{Version: recipeVersion, Converter: converterVersion, Arch: runtime.GOARCH}
+	if t := s.o.Getenv(EnvDefaultTar); t != "" {
+		st, err := os.Stat(t)
+		if err != nil {
+			return r, fault.Newf(fault.Usage, "%s", EnvDefaultTar).Because(err).Hint("unset it, or name a root filesystem tar")
+		}
+		r.Tar = fmt.Sprintf("%s %d %d", t, st.Size(), st.ModTime().UnixNano())
+		return r, nil
+	}
+	r.Suite, r.Packages = hostSuite(), defaultPackages
+	return r, nil
+}
+
+// hostSuite is the host's own Debian suite, else the one that vk is made on.
+func hostSuite() string {
+	b, _ := os.ReadFile("/etc/os-release")
+	id, code := "", ""
+	for _, l := range strings.Split(string(b), "\n") {
+		k, v, _ := strings.Cut(l, "=")
+		switch v = strings.Trim(v, `"'`); k {
+		case "ID":
+			id = v
+		case "VERSION_CODENAME":
+			code = v
+		}
+	}
+	if id == "debian" && regexp.MustCompile(`^[a-z]+$`).MatchString(code) {
+		return code
+	}
+	return "bookworm"
+}
+
+// resolveDefault makes local/default, once for a recipe.
+func (s *Store) resolveDefault(ctx context.Context, o ResolveOptions, p *progress) (*Image, error) {
+	r, err := s.defaultRecipe()
+	if err != nil {
+		return nil, err
+	}
+	b, err := json.Marshal(r)
+	if err != nil {
+		return nil, err
+	}
+	digest := digestOf(append([]byte("virtkit default image\n"), b...))
+	if o.Policy == Never {
+		img, err := s.open(digest, DefaultRef)
+		if err != nil {
+			return nil, fault.New(fault.NotFound, "not made yet on this host, and the pull policy is never").Hint("vk pull local/default makes it")
+		}
+		return img, nil
+	}
+	return s.keep(ctx, digest, DefaultRef, p, func(st *stage, dir string) (record, error) {
+		file := s.o.Getenv(EnvDefaultTar)
+		if file == "" {
+			file = st.path("spool")
+			if err := s.debootstrap(ctx, r, file, p); err != nil {
+				return record{}, err
+			}
+		}
+		src, err := oneLayer(file, s.o.MaxBytes)
+		if err != nil {
+			return record{}, err
+		}
+		if err := s.convert(src.layers, filepath.Join(dir, rootFile), p); err != nil {
+			return record{}, err
+		}
+		return record{
+			Kind: "default", Platform: "linux/" + r.Arch, Recipe: string(b),
+			Config: Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, Cmd: []string{"bash"}},
+		}, nil
+	})
+}
+
+// debootstrap runs mmdebstrap, whose tar goes to file. Always in its unshare
+// mode: as root that is a mount namespace alone, so that a kill leaves no
+// mounts; for others a user namespace too.
+func (s *Store) debootstrap(ctx context.Context, r recipe, file string, p *progress) error {
+	prog, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return fault.New(fault.Unavailable, "local/default is made with mmdebstrap, which is not installed").
+			Hint("apt-get install mmdebstrap; or make the bundle from a tar of your own: vk image import ROOTFS.tar default")
+	}
+	if err := canUnshare(); err != nil {
+		return err
+	}
+	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return noSpace(file, err)
+	}
+	defer out.Close()
+	args := []string{
+		"--variant=minbase", "--mode=unshare", "--format=tar", "--architectures=" + debArch(r.Arch),
+		"--include=" + strings.Join(r.Packages, ","),
+		// Documentation nobody reads in a job is a third of the files.
+		"--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/info/*",
+		"--dpkgopt=path-exclude=/usr/share/locale/*", "--dpkgopt=path-exclude=/usr/share/doc/*",
+		"--dpkgopt=path-include=/usr/share/doc/*/copyright",
+		r.Suite, "-",
+	}
+	srcs := suiteSources(aptSources, r.Suite)
+	if srcs != "" {
+		args = append(args, "-")
+	}
+	cmd := exec.CommandContext(ctx, prog, args...)
+	cmd.Stdin, cmd.Stdout = strings.NewReader(srcs), out
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "TMPDIR=") }), "LC_ALL=C")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	// Terminated, it removes its temporary directory; killed, it could not.
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
+	cmd.WaitDelay = 15 * time.Second
+	pr, pw := io.Pipe()
+	cmd.Stderr = pw
+	tail := make(chan []string, 1)
+	p.say("build", fmt.Sprintf("making local/default once: Debian %s with %s (one to three minutes)", r.Suite, strings.Join(r.Packages, ", ")))
+	go func() { tail <- s.follow(pr, p) }()
+	// Pdeathsig is tied to the thread that started the child.
+	runtime.LockOSThread()
+	err = cmd.Run()
+	runtime.UnlockOSThread()
+	pw.Close()
+	last := <-tail
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		for _, l := range last {
+			if strings.Contains(l, "No space left") {
+				return noSpace(file, fmt.Errorf("mmdebstrap: %w", syscall.ENOSPC))
+			}
+		}
+		return fault.Newf(fault.Unavailable, "mmdebstrap could not make local/default: %s", strings.Join(last, "; ")).
+			Hint("does `apt-get update` work on this host? otherwise: vk image import ROOTFS.tar default").Because(err)
+	}
+	return nil
+}
+
+// follow passes mmdebstrap's own steps on as progress and returns its last
+// complaints.
+func (s *Store) follow(r io.Reader, p *progress) []string {
+	var last []string
+	start := time.Now()
+	told := time.Now()
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, 1<<20)
+	sc.Split(scanLinesCR)
+	for sc.Scan() {
+		l := strings.TrimSpace(sc.Text())
+		s.o.Log.Debug("mmdebstrap", "line", l)
+		switch {
+		case strings.HasPrefix(l, "I: ") && !strings.Contains(l, "tempdir"):
+			p.say("build", fmt.Sprintf("%3.0f s  %s", time.Since(start).Seconds(), strings.TrimPrefix(l, "I: ")))
+			told = time.Now()
+		case strings.HasPrefix(l, "E: "), strings.HasPrefix(l, "Err:"), strings.Contains(l, "rror"), strings.Contains(l, "No space left"):
+			if last = append(last, l); len(last) > 4 {
+				last = last[1:]
+			}
+		case time.Since(told) > 5*time.Second && l != "":
+			p.say("build", fmt.Sprintf("%3.0f s  %.70s", time.Since(start).Seconds(), l))
+			told = time.Now()
+		}
+	}
+	_, _ = io.Copy(io.Discard, r)
+	return last
+}
+
+func scanLinesCR(data []byte, eof bool) (int, []byte, error) {
+	if i := bytes.IndexAny(data, "\r\n"); i >= 0 {
+		return i + 1, data[:i], nil
+	}
+	if eof && len(data) > 0 {
+		return len(data), data, nil
+	}
+	return 0, nil, nil
+}
+
+// canUnshare explains beforehand what mmdebstrap would fail at obscurely.
+func canUnshare() error {
+	if os.Geteuid() == 0 {
+		return nil
+	}
+	hint := "or make the bundle as root once, or from a tar: vk image import ROOTFS.tar default"
+	if _, err := exec.LookPath("newuidmap"); err != nil {
+		return fault.New(fault.Unavailable, "local/default cannot be made without root: newuidmap is not installed").
+			Hint("apt-get install uidmap; %s", hint)
+	}
+	for _, f := range []string{"/etc/subuid", "/etc/subgid"} {
+		if !hasSubIDs(f) {
+			return fault.Newf(fault.Unavailable, "local/default cannot be made without root: %s has no line for this user", f).
+				Hint("usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER; %s", hint)
+		}
+	}
+	for _, f := range []string{"/proc/sys/kernel/unprivileged_userns_clone", "/proc/sys/user/max_user_namespaces"} {
+		if b, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(b)) == "0" {
+			return fault.Newf(fault.Unavailable, "local/default cannot be made without root: user namespaces are off (%s is 0)", f).
+				Hint("sysctl -w %s=1; %s", strings.ReplaceAll(strings.TrimPrefix(f, "/proc/sys/"), "/", "."), hint)
+		}
+	}
+	return nil
+}
+
+func hasSubIDs(file string) bool {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return false
+	}
+	uid := fmt.Sprint(os.Geteuid())
+	name := os.Getenv("USER")
+	for _, l := range strings.Split(string(b), "\n") {
+		who, _, ok := strings.Cut(l, ":")
+		if ok && (who == uid || who == name && name != "") {
+			return true
+		}
+	}
+	return name == "" && len(b) > 0 // cannot tell: let mmdebstrap try
+}
+
+func debArch(goarch string) string {
+	switch goarch {
+	case "386":
+		return "i386"
+	case "arm":
+		return "armhf"
+	case "ppc64le":
+		return "ppc64el"
+	}
+	return goarch
+}
+
+// suiteSources collects those of the host's apt sources that are for a suite
+// and its updates, so that the machine's own mirror is used and no third
+// party's. "" when there are none: mmdebstrap then uses its own default.
+func suiteSources(dir, suite string) string {
+	ours := func(s string) bool {
+		return s == suite || strings.HasPrefix(s, suite+"-") || strings.HasPrefix(s, suite+"/")
+	}
+	var stanzas, lines []string
+	files, _ := filepath.Glob(filepath.Join(dir, "sources.list.d", "*"))
+	for _, f := range append([]string{filepath.Join(dir, "sources.list")}, files...) {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue
+		}
+		switch filepath.Ext(f) {
+		case ".sources":
+			for _, st := range strings.Split(string(b), "\n\n") {
+				if keepStanza(st, ours) {
+					stanzas = append(stanzas, strings.TrimSpace(st)+"\n")
+				}
+			}
+		case ".list":
+			for _, l := range strings.Split(string(b), "\n") {
+				fields := strings.Fields(regexp.MustCompile(`\[[^]]*\]`).ReplaceAllString(l, ""))
+				if len(fields) >= 4 && fields[0] == "deb" && ours(fields[2]) {
+					lines = append(lines, l)
+				}
+			}
+		}
+	}
+	if len(stanzas) > 0 { // one format only can be passed on; both name the archive
+		return strings.Join(stanzas, "\n")
+	}
+	if len(lines) > 0 {
+		return strings.Join(lines, "\n") + "\n"
+	}
+	return ""
+}
+
+func keepStanza(st string, ours func(string) bool) bool {
+	deb, suites := false, false
+	for _, l := range strings.Split(st, "\n") {
+		k, v, _ := strings.Cut(l, ":")
+		switch strings.ToLower(strings.TrimSpace(k)) {
+		case "types":
+			deb = slices.Contains(strings.Fields(v), "deb")
+		case "suites":
+			suites = slices.ContainsFunc(strings.Fields(v), ours)
+		case "enabled":
+			if strings.TrimSpace(v) == "no" {
+				return false
+			}
+		}
+	}
+	return deb && suites
+}

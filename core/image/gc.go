@@ -1,0 +1,307 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"virtkit/core/fault"
+	"virtkit/core/fsx"
+	"virtkit/core/logx"
+)
+
+var (
+	keptForm = regexp.MustCompile(`^sha256-[0-9a-f]{64}$`)
+	blobForm = regexp.MustCompile(`^sha256-[0-9a-f]{64}(\.idx)?$`)
+	refForm  = regexp.MustCompile(`^[0-9a-f]{64}\.json$`)
+	lockForm = regexp.MustCompile(`^(image|blob)-sha256-[0-9a-f]{64}\.lock$`)
+	tmpForm  = regexp.MustCompile(`^\.tmp-[0-9a-f]{16}$`)
+)
+
+// GC removes images unused for idle and not held, blobs that no kept image
+// needs, and the leavings of crashed processes. Bundles stay. A process that
+// is pulling keeps all blobs. With dryRun nothing is removed.
+func (s *Store) GC(ctx context.Context, idle time.Duration, dryRun bool) (Report, error) {
+	r := Report{DryRun: dryRun}
+	gone := map[string]bool{}
+	infos, err := s.images()
+	if err != nil {
+		return r, err
+	}
+	for _, i := range infos {
+		if err := ctx.Err(); err != nil {
+			return r, context.Cause(ctx)
+		}
+		if time.Since(i.Used) < idle {
+			continue
+		}
+		removed, err := s.removeImage(ctx, i.Digest, dryRun)
+		switch {
+		case errors.Is(err, fsx.ErrLocked):
+			r.Held++
+		case err != nil:
+			r.Skipped = append(r.Skipped, i.Path+": "+err.Error())
+		case removed:
+			gone[i.Digest] = true
+			r.Images = append(r.Images, i)
+			r.Bytes += i.DiskSize
+		}
+	}
+	if err := s.gcBlobs(&r, gone, dryRun); err != nil {
+		return r, err
+	}
+	s.gcRefs(&r, gone, dryRun)
+	sw, err := s.sweep(dryRun)
+	if err != nil {
+		return r, err
+	}
+	r.Staging += sw.Staging
+	r.Bytes += sw.Bytes
+	r.Skipped = append(r.Skipped, sw.Skipped...)
+	if !dryRun {
+		s.gcLocks(&r)
+	}
+	return r, nil
+}
+
+// removeImage takes an image out of the store unless somebody holds it
+// (fsx.ErrLocked).
+func (s *Store) removeImage(ctx context.Context, digest string, dryRun bool) (bool, error) {
+	dir := s.imageDir(digest)
+	hold, err := fsx.TryLock(filepath.Join(dir, holdFile), false)
+	if err != nil {
+		return false, err
+	}
+	defer hold.Close()
+	if dryRun {
+		return true, nil
+	}
+	// With the hold taken exclusively nobody uses it, and from the rename on
+	// nobody finds it.
+	return true, s.discard(ctx, dir)
+}
+
+func (s *Store) gcBlobs(r *Report, gone map[string]bool, dryRun bool) error {
+	lock, err := fsx.TryLock(s.lockPath("blobs"), false)
+	if errors.Is(err, fsx.ErrLocked) {
+		r.Skipped = append(r.Skipped, "layers: a pull is under way, so all stay")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	needed := map[string]bool{}
+	ents, err := os.ReadDir(filepath.Join(s.dir, "images"))
+	if err != nil {
+		return err
+	}
+	for _, e := range ents {
+		if !e.IsDir() || !keptForm.MatchString(e.Name()) {
+			continue
+		}
+		rec, err := readRecord(filepath.Join(s.dir, "images", e.Name(), imageJSON))
+		if err != nil {
+			r.Skipped = append(r.Skipped, err.Error())
+			continue
+		}
+		if !gone[rec.Digest] {
+			for _, b := range rec.Blobs {
+				needed[dirName(b)] = true
+			}
+		}
+	}
+	ents, err = os.ReadDir(filepath.Join(s.dir, "blobs"))
+	if err != nil {
+		return err
+	}
+	for _, e := range ents {
+		base := strings.TrimSuffix(e.Name(), ".idx")
+		if !e.Type().IsRegular() || !blobForm.MatchString(e.Name()) || needed[base] {
+			continue
+		}
+		path := filepath.Join(s.dir, "blobs", e.Name())
+		n := diskSize(path)
+		if !dryRun {
+			if err := os.Remove(path); err != nil {
+				r.Skipped = append(r.Skipped, err.Error())
+				continue
+			}
+		}
+		r.Bytes += n
+		if base == e.Name() {
+			r.Blobs++
+		}
+	}
+	return nil
+}
+
+func (s *Store) gcRefs(r *Report, gone map[string]bool, dryRun bool) {
+	dir := filepath.Join(s.dir, "refs")
+	ents, _ := os.ReadDir(dir)
+	for _, e := range ents {
+		if !e.Type().IsRegular() || !refForm.MatchString(e.Name()) {
+			continue
+		}
+		k, ok := s.readKnown(filepath.Join(dir, e.Name()))
+		if ok && !gone[k.Digest] {
+			if _, err := os.Lstat(s.imageDir(k.Digest)); err == nil {
+				continue
+			}
+		}
+		r.Refs++
+		if !dryRun {
+			os.Remove(filepath.Join(dir, e.Name()))
+		}
+	}
+}
+
+// gcLocks removes locks that nobody holds. Whoever waits for one notices, by
+// fsx.TryLock, that its file is no longer the one by that name.
+func (s *Store) gcLocks(r *Report) {
+	ents, _ := os.ReadDir(filepath.Join(s.dir, "locks"))
+	for _, e := range ents {
+		if !e.Type().IsRegular() || !lockForm.MatchString(e.Name()) {
+			continue
+		}
+		path := filepath.Join(s.dir, "locks", e.Name())
+		if l, err := fsx.TryLock(path, false); err == nil {
+			if os.Remove(path) == nil {
+				r.Locks++
+			}
+			l.Close()
+		}
+	}
+}
+
+// images describes what is in images/. What cannot be read is logged and left
+// out.
+func (s *Store) images() ([]Info, error) {
+	ents, err := os.ReadDir(filepath.Join(s.dir, "images"))
+	if err != nil {
+		return nil, fmt.Errorf("listing images: %w", err)
+	}
+	refs := map[string][]string{}
+	known, _ := os.ReadDir(filepath.Join(s.dir, "refs"))
+	for _, e := range known {
+		if k, ok := s.readKnown(filepath.Join(s.dir, "refs", e.Name())); ok {
+			refs[k.Digest] = append(refs[k.Digest], k.Ref)
+		}
+	}
+	var out []Info
+	for _, e := range ents {
+		if !e.IsDir() || !keptForm.MatchString(e.Name()) {
+			continue
+		}
+		dir := filepath.Join(s.dir, "images", e.Name())
+		rec, err := readRecord(filepath.Join(dir, imageJSON))
+		if errors.Is(err, fs.ErrNotExist) && isGone(dir) {
+			continue // removed meanwhile
+		}
+		if err != nil || dirName(rec.Digest) != e.Name() {
+			s.o.Log.Warn("an image's record cannot be used", logx.Path, dir, logx.Err, err)
+			continue
+		}
+		i := info(rec, dir, filepath.Join(dir, holdFile))
+		i.Refs = append(i.Refs, refs[rec.Digest]...)
+		if !slices.Contains(i.Refs, rec.Ref) {
+			i.Refs = append(i.Refs, rec.Ref)
+		}
+		slices.Sort(i.Refs)
+		out = append(out, i)
+	}
+	return out, nil
+}
+
+func isGone(path string) bool { _, err := os.Lstat(path); return errors.Is(err, fs.ErrNotExist) }
+
+func info(rec record, dir, hold string) Info {
+	i := Info{
+		Ref: rec.Ref, Digest: rec.Digest, Kind: rec.Kind, Platform: rec.Platform, Size: rec.Size,
+		DiskSize: diskSize(filepath.Join(dir, rootFile)), Created: rec.Created, Used: rec.Created,
+		Path: filepath.Join(dir, rootFile), Config: rec.Config,
+	}
+	if st, err := os.Lstat(hold); err == nil {
+		i.Used = st.ModTime().UTC().Truncate(time.Second)
+		l, err := fsx.TryLock(hold, false)
+		i.InUse = errors.Is(err, fsx.ErrLocked)
+		l.Close()
+	}
+	return i
+}
+
+// List describes all kept images and bundles, newest use first.
+func (s *Store) List() ([]Info, error) {
+	out, err := s.images()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range s.bundleNames() {
+		dir := filepath.Join(s.o.LocalDir, n)
+		rec, err := readRecord(filepath.Join(dir, bundleJSON))
+		if err != nil {
+			s.o.Log.Warn("a bundle's record cannot be used", logx.Path, dir, logx.Err, err)
+			continue
+		}
+		i := info(rec, dir, s.bundleLock(n))
+		i.Ref, i.Refs = "local/"+n, []string{"local/" + n}
+		out = append(out, i)
+	}
+	slices.SortStableFunc(out, func(a, b Info) int { return b.Used.Compare(a.Used) })
+	return out, nil
+}
+
+// Inspect finds one kept image by reference, digest or unique start of a
+// digest. Errors: fault.NotFound, and fault.Usage when several begin like it.
+func (s *Store) Inspect(which string) (Info, error) {
+	all, err := s.List()
+	if err != nil {
+		return Info{}, err
+	}
+	ref, refErr := s.Parse(which)
+	var found []Info
+	for _, i := range all {
+		hex := strings.TrimPrefix(i.Digest, "sha256:")
+		if refErr == nil && slices.Contains(i.Refs, ref.Text) || which == i.Digest {
+			return i, nil
+		}
+		if p := strings.TrimPrefix(which, "sha256:"); len(p) >= 4 && strings.HasPrefix(hex, p) {
+			found = append(found, i)
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return Info{}, fault.Newf(fault.NotFound, "no image %q is kept here", which).Hint("vk images lists what is kept; vk pull fetches more")
+	}
+	return Info{}, fault.Newf(fault.Usage, "%d images' digests begin with %q", len(found), which).Hint("give more of it")
+}
+
+// Remove deletes one kept image or bundle; fault.Busy when it is in use. The
+// layers of an image go with the next GC.
+func (s *Store) Remove(ctx context.Context, which string) error {
+	i, err := s.Inspect(which)
+	if err != nil {
+		return err
+	}
+	if dir := filepath.Dir(i.Path); filepath.Dir(dir) == filepath.Join(s.dir, "images") {
+		_, err = s.removeImage(ctx, i.Digest, false)
+	} else {
+		err = s.removeBundle(filepath.Base(dir))
+	}
+	if errors.Is(err, fsx.ErrLocked) {
+		return fault.Newf(fault.Busy, "image %s is in use", i.Ref).Hint("vk list shows the guests that run; stop those of it first")
+	}
+	if err != nil {
+		return fmt.Errorf("removing image %s: %w", i.Ref, err)
+	}
+	return nil
+}
