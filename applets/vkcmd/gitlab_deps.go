@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"virtkit/applets/internal/wire"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
@@ -32,6 +34,10 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 			return nil, fault.New(fault.System, "opening this host's state").Because(err)
 		}
 		return nil, err
+	}
+	if m := h.Conf.Net.Mode; m != "switch" && m != "none" {
+		return nil, fault.Newf(fault.System, "[net] mode %q is not built yet", m).
+			Hint("set mode to switch or none in %s", first(h.Conf.File, "config.toml"))
 	}
 	return &runner.Runner{
 		Images:   &jobImages{h: h},
@@ -104,13 +110,26 @@ func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress f
 		}
 	}
 	fetched := int64(0)
-	img, err := s.Resolve(ctx, ref, image.ResolveOptions{Auth: auth, Platform: q.Platform, Progress: func(p image.Progress) {
-		fetched = max(fetched, p.AllDone)
-		if p.Text != "" && p.Stage != "done" {
-			progress(p.Text)
-		}
-	}})
+	var img *image.Image
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		var err error
+		img, err = s.Resolve(gctx, ref, image.ResolveOptions{Auth: auth, Platform: q.Platform, Progress: func(p image.Progress) {
+			fetched = max(fetched, p.AllDone)
+			if p.Text != "" && p.Stage != "done" {
+				progress(p.Text)
+			}
+		}})
+		return err
+	})
+	g.Go(func() error {
+		// The supervisor finds it again; here it is fetched when there is none.
+		_, err := i.h.Kernel(gctx, "", progress)
+		return err
+	})
+	err = g.Wait()
 	if err != nil {
+		img.Close()
 		return runner.Image{}, err
 	}
 	// The hold lives as long as this process, so that `vk gc` cannot take the
@@ -235,7 +254,17 @@ func newJobGuest(c *supervise.Client) *jobGuest {
 	return &jobGuest{c, guestclient.FromOpener(c.Opener())}
 }
 
-func (g *jobGuest) State(ctx context.Context) (supervise.State, error) { return g.c.State(ctx) }
+// State is the supervisor's word; of one that is gone, its last.
+func (g *jobGuest) State(ctx context.Context) (supervise.State, error) {
+	st, err := g.c.State(ctx)
+	if err == nil {
+		return st, nil
+	}
+	if st, _ := g.c.Wait(ctx, supervise.Ended, nil); st.Exit != nil {
+		return st, nil
+	}
+	return st, err
+}
 
 func (g *jobGuest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error) {
 	res, err := g.g.Exec(ctx, r, guestclient.Stdio{In: s.In, Out: s.Out, Err: s.Err}, control)
