@@ -37,7 +37,7 @@ type Port struct {
 	file     *os.File // the guest's end of the link, until it is taken
 	flows    map[flow]struct{}
 	sessions map[*session]struct{}
-	removed  bool
+	removed  bool // under the switch's lock
 }
 
 // flow is what ends when its guest does.
@@ -90,6 +90,11 @@ func (p *Port) Net() guestwire.Net {
 // one for a guest that starts again. It returns the guest's new end, as File.
 func (p *Port) Replug() (*os.File, error) {
 	p.unplug()
+	p.sw.mu.Lock()
+	defer p.sw.mu.Unlock()
+	if p.sw.closed || p.removed {
+		return nil, errClosed
+	}
 	return p.plug()
 }
 
@@ -123,7 +128,8 @@ type link struct {
 }
 
 // plug makes a link. The near end is ours and non-blocking; the far one is
-// handed over blocking, as a VMM expects it.
+// handed over blocking, as a VMM expects it. The switch's lock is held, and it
+// is not closed.
 func (p *Port) plug() (*os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

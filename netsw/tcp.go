@@ -185,8 +185,10 @@ func (f *tcpFlow) abort() {
 	f.aborted = true
 	f.cancel()
 	if f.ep != nil {
-		f.ep.Abort()
+		// In this order: an aborted endpoint looks like an ended stream to
+		// outward, which would pass on a proper end first.
 		reset(f.conn)
+		f.ep.Abort()
 	}
 }
 
