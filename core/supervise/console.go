@@ -47,6 +47,7 @@ type boundedLog struct {
 	mu      sync.Mutex
 	f       *os.File
 	size    int64 // of f
+	marks   int64 // of it, ours
 	head    bool  // <path>.1 exists
 	dropped int64 // bytes missing before f's first or, failed, next byte
 	failed  bool  // the last write failed; a mark is due
@@ -108,6 +109,7 @@ func (l *boundedLog) appendLocked(p []byte) (int, error) {
 	if l.failed {
 		n, err := l.f.WriteString("\n" + dropMark(l.dropped))
 		l.size += int64(n)
+		l.marks += int64(n)
 		if err != nil {
 			return 0, err
 		}
@@ -126,10 +128,12 @@ func (l *boundedLog) rotateLocked() error {
 		}
 		l.head = true
 		l.f.Close()
-		l.f, l.size = nil, 0
+		l.f, l.size, l.marks = nil, 0, 0
 		return nil
 	}
 	keep := l.max / 8
+	dropped := l.dropped + max(0, l.size-l.marks-keep)
+	mark := dropMark(dropped)
 	tmp := filepath.Join(filepath.Dir(l.path), "."+filepath.Base(l.path)+".new")
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
@@ -138,11 +142,10 @@ func (l *boundedLog) rotateLocked() error {
 	old, err := os.Open(l.path)
 	if err == nil {
 		defer old.Close()
-		_, err = f.WriteString(dropMark(l.dropped + l.size - keep))
+		_, err = f.WriteString(mark)
 	}
-	var kept int64
 	if err == nil {
-		kept, err = io.Copy(f, io.NewSectionReader(old, l.size-keep, keep))
+		_, err = io.Copy(f, io.NewSectionReader(old, l.size-keep, keep))
 	}
 	if err == nil {
 		err = os.Rename(tmp, l.path)
@@ -152,13 +155,8 @@ func (l *boundedLog) rotateLocked() error {
 		os.Remove(tmp)
 		return err
 	}
-	l.dropped += l.size - kept
 	l.f.Close()
-	st, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	l.f, l.size = f, st.Size()
+	l.f, l.size, l.marks, l.dropped = f, int64(len(mark))+keep, int64(len(mark)), dropped
 	return nil
 }
 

@@ -172,20 +172,29 @@ func InheritedEnv(env []string) []string {
 	return out
 }
 
-// lastLines is the end of a file, for an error.
+// lastLines is the end of a log, for an error: of a crash of this program its
+// beginning, because the rest is addresses.
 func lastLines(path string, n int) []string {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil
 	}
 	defer f.Close()
-	l := boundedLog{}
-	buf := make([]byte, tailBytes)
+	buf := make([]byte, 64<<10)
 	if st, err := f.Stat(); err == nil {
-		m, _ := f.ReadAt(buf, max(0, st.Size()-tailBytes))
-		l.remember(buf[:m])
+		m, _ := f.ReadAt(buf, max(0, st.Size()-int64(len(buf))))
+		buf = buf[:m]
 	}
-	lines := l.Tail()
+	var lines []string
+	for ln := range strings.SplitSeq(string(buf), "\n") {
+		crash := strings.HasPrefix(ln, "panic: ") || strings.HasPrefix(ln, "fatal error: ")
+		if ln = printable(ln); ln != "" {
+			lines = append(lines, ln)
+		}
+		if crash {
+			return lines[max(0, len(lines)-n):]
+		}
+	}
 	return lines[max(0, len(lines)-n):]
 }
 

@@ -105,24 +105,6 @@ func eventually(t *testing.T, what string, f func() bool) {
 	t.Fatalf("%s: did not come", what)
 }
 
-// ended waits for the end and returns how it was told.
-func (w *world) ended() supervise.Exit {
-	w.t.Helper()
-	var st supervise.State
-	if w.client == nil {
-		w.dial()
-	}
-	st, err := w.client.Wait(ctxFor(w.t), supervise.Ended, nil)
-	if err != nil {
-		w.t.Fatalf("waiting for the end: %v", err)
-	}
-	if st.Exit == nil {
-		w.t.Fatalf("ended without a reason: %+v", st)
-	}
-	w.wait()
-	return *st.Exit
-}
-
 func keep(s *supervise.Spec, _ *supervise.Deps) { s.Keep = true }
 
 func hold(d time.Duration) func(*supervise.Spec, *supervise.Deps) {
