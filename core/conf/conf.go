@@ -41,7 +41,8 @@ type Config struct {
 
 	// File is the file that was read; "" when there is none.
 	File string
-	// Warnings are lines for the user, each starting with FILE:LINE.
+	// Warnings are lines for the user, each starting with the file, and the line
+	// where there is one.
 	Warnings []string
 
 	origins map[string]Origin

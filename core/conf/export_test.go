@@ -3,6 +3,5 @@ package conf
 // For tests: the same functions with the system's places replaced.
 var (
 	LoadAt            = load
-	FindAt            = find
 	ResolveStateDirAt = resolveStateDir
 )

@@ -20,33 +20,40 @@ const systemFile = "/etc/virtkit/config.toml"
 // Find names the file that Load reads, "" when there is none. home may be
 // empty. A $VIRTKIT_CONFIG that cannot be found is an error.
 func Find(getenv func(string) string, home string) (string, error) {
-	return find(getenv, home, systemFile)
+	file, _, err := find(getenv, home, systemFile)
+	return file, err
 }
 
-func find(getenv func(string) string, home, system string) (string, error) {
+// find also returns what to warn of.
+func find(getenv func(string) string, home, system string) (file string, warnings []string, err error) {
 	if f := getenv("VIRTKIT_CONFIG"); f != "" {
 		if _, err := os.Stat(f); err != nil {
-			return "", fault.Newf(fault.Usage, "reading the configuration that $VIRTKIT_CONFIG names").Because(err).
+			return "", nil, fault.New(fault.Usage, "reading the configuration that $VIRTKIT_CONFIG names").Because(err).
 				Hint("correct VIRTKIT_CONFIG, or unset it to use ~/.config/virtkit/config.toml or %s", system)
 		}
-		return f, nil
+		return f, nil, nil
 	}
+	own := filepath.Join(home, ".config/virtkit/config.toml")
 	places := []string{system}
 	if home != "" {
-		places = []string{filepath.Join(home, ".config/virtkit/config.toml"), system}
+		places = []string{own, system}
 	}
 	for _, f := range places {
 		_, err := os.Stat(f)
-		if err == nil {
-			return f, nil
-		}
-		// Anything but "is not there" must not choose another file silently.
-		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
-			return "", fault.Newf(fault.Usage, "looking for the configuration").Because(err).
+		switch {
+		case err == nil:
+			return f, warnings, nil
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		case f == own && errors.Is(err, fs.ErrPermission):
+			// HOME is another user's (su, setpriv, a service): nothing in it
+			// was meant for this one.
+			warnings = append(warnings, own+": cannot be looked at ("+unix.EACCES.Error()+"), so it is not used; is HOME right?")
+		default: // must not choose another file
+			return "", nil, fault.New(fault.Usage, "looking for the configuration").Because(err).
 				Hint("make %s readable, or name another file in VIRTKIT_CONFIG", f)
 		}
 	}
-	return "", nil
+	return "", warnings, nil
 }
 
 // Load finds and reads the configuration and applies the environment:
@@ -56,7 +63,7 @@ func Load(getenv func(string) string, home string) (*Config, error) {
 }
 
 func load(getenv func(string) string, home, system string) (*Config, error) {
-	file, err := find(getenv, home, system)
+	file, warnings, err := find(getenv, home, system)
 	if err != nil {
 		return nil, err
 	}
@@ -66,6 +73,7 @@ func load(getenv func(string) string, home, system string) (*Config, error) {
 			return nil, err
 		}
 	}
+	c.Warnings = append(warnings, c.Warnings...)
 	if err := c.applyEnv(getenv); err != nil {
 		return nil, err
 	}

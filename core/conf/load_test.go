@@ -76,6 +76,22 @@ func TestSearchOrder(t *testing.T) {
 	}
 }
 
+// TestForeignHome: HOME is one that this user may not even look into.
+func TestForeignHome(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("needs a user other than root: root may look everywhere")
+	}
+	d := t.TempDir()
+	if err := os.Mkdir(d+"/home", 0); err != nil {
+		t.Fatal(err)
+	}
+	system := write(t, d+"/config.toml", "[executor.vm]\ncpus = 3\n")
+	c, err := conf.LoadAt(env(), d+"/home", system)
+	if err != nil || c.File != system || len(c.Warnings) != 1 || !strings.Contains(c.Warnings[0], d+"/home/.config") {
+		t.Errorf("got %+v, %v; want the system's file and a warning", c, err)
+	}
+}
+
 func TestEnvAndFlags(t *testing.T) {
 	d := t.TempDir()
 	f := write(t, filepath.Join(d, "c.toml"), "state_dir = \"/file\"\n[vmm]\naccel = \"kvm\"\n")
