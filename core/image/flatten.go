@@ -223,10 +223,13 @@ func (p *plan) writeExt4(path string, layers []layerSource, maxBytes int64, prog
 	if converting != nil {
 		return noSpace(path, fmt.Errorf("writing the filesystem: %w", converting))
 	}
-	if err := out.finish(); err != nil {
+	if err := out.f.Truncate(out.end); err != nil {
 		return noSpace(path, err)
 	}
-	return nil
+	if err := padInodeBitmaps(f); err != nil {
+		return noSpace(path, err)
+	}
+	return noSpace(path, out.finish())
 }
 
 var errConverterGone = errors.New("image: the converter ended")
