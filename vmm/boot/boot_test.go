@@ -81,4 +81,3 @@ func cpioList(t *testing.T, path string) string {
 	}
 	return string(out)
 }
-

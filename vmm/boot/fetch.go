@@ -63,7 +63,7 @@ func Fetch(ctx context.Context, stateDir string, progress func(string)) (Kernel,
 	}
 	progress("unpacking " + pkg)
 	out := filepath.Join(tmp, "out")
-	if err := unpack(ctx, tmp, out, version, pkg); err != nil {
+	if err := unpack(ctx, tmp, out, version, pkg, progress); err != nil {
 		return Kernel{}, err
 	}
 	if err := os.RemoveAll(final); err != nil { // what fromDir did not understand
@@ -129,7 +129,7 @@ func download(ctx context.Context, dir, pkg string) error {
 }
 
 // unpack takes image, config and modules out of the package in dir into out.
-func unpack(ctx context.Context, dir, out, version, pkg string) error {
+func unpack(ctx context.Context, dir, out, version, pkg string, progress func(string)) error {
 	debs, _ := filepath.Glob(filepath.Join(dir, "linux-image-*.deb"))
 	if len(debs) != 1 {
 		return fmt.Errorf("fetching %s: apt-get left %d packages in %s, not one", pkg, len(debs), dir)
@@ -173,7 +173,22 @@ func unpack(ctx context.Context, dir, out, version, pkg string) error {
 			return err
 		}
 	}
-	m := Manifest{Version: version, Source: filepath.Base(debs[0]), Image: "vmlinuz", BzImage: "vmlinuz", Modules: "modules", SHA256: sums}
+	image := "vmlinuz"
+	bz, err := os.ReadFile(filepath.Join(out, "vmlinuz"))
+	if err != nil {
+		return err
+	}
+	// The guest would decompress the kernel at each boot; done here once, it
+	// starts a second sooner under emulation.
+	if elfImage, err := extractVmlinux(bz); err == nil {
+		image = "vmlinux"
+		if err := put(image, elfImage); err != nil {
+			return err
+		}
+	} else {
+		progress(fmt.Sprintf("keeping the compressed kernel: %v", err))
+	}
+	m := Manifest{Version: version, Source: filepath.Base(debs[0]), Image: image, BzImage: "vmlinuz", Modules: "modules", SHA256: sums}
 	b, err := json.MarshalIndent(m, "", "\t")
 	if err != nil {
 		return err
