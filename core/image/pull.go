@@ -41,9 +41,11 @@ func (s *Store) pullImage(ctx context.Context, r *remote, m *v1.Manifest, want v
 		return record{}, fault.New(fault.System, "the image's configuration cannot be read").Because(err)
 	}
 	have := v1.Platform{OS: cf.OS, Architecture: cf.Architecture, Variant: cf.Variant}
-	if cf.Architecture != "" && fits(v1.Platform{OS: have.OS, Architecture: have.Architecture}, v1.Platform{OS: want.OS, Architecture: want.Architecture}) == 0 {
-		return record{}, fault.Newf(fault.NotFound, "it is made for %s, not for %s", platformString(have), platformString(want)).
-			Hint("choose an image made for %s", platformString(want))
+	if cf.Architecture == "" {
+		have = want // it does not tell; the guest will
+	}
+	if err := runsOn(have, want); err != nil {
+		return record{}, err
 	}
 	if len(cf.RootFS.DiffIDs) != len(m.Layers) {
 		return record{}, fault.Newf(fault.System, "its manifest has %d layers, its configuration %d", len(m.Layers), len(cf.RootFS.DiffIDs))
@@ -70,6 +72,16 @@ func (s *Store) pullImage(ctx context.Context, r *remote, m *v1.Manifest, want v
 		}
 		return rec, err
 	}
+}
+
+// runsOn refuses an image for another machine, which would otherwise fail in
+// the guest with nothing but "exec format error".
+func runsOn(have, want v1.Platform) error {
+	if have.OS == want.OS && have.Architecture == want.Architecture {
+		return nil
+	}
+	return fault.Newf(fault.NotFound, "it is made for %s, not for %s", platformString(have), platformString(want)).
+		Hint("choose an image made for %s", platformString(want))
 }
 
 // convert writes the root that layers make, with progress.

@@ -348,6 +348,9 @@ func (e *localWrite) Unwrap() error { return e.err }
 
 func (r *remote) blobFrom(ctx context.Context, digest string, off *int64, size int64, w io.Writer, buf []byte, count func(int64)) error {
 	resp, err := r.get(ctx, "blobs", digest, "", *off)
+	if te, ok := errors.AsType[*transport.Error](err); ok && te.StatusCode == http.StatusRequestedRangeNotSatisfiable {
+		resp, err = r.get(ctx, "blobs", digest, "", 0) // a registry without open-ended ranges
+	}
 	if err != nil {
 		return err
 	}

@@ -122,6 +122,12 @@ func (s *Store) resolveRemote(ctx context.Context, ref Ref, o ResolveOptions, p 
 	if err != nil {
 		return nil, err
 	}
+	if have, e := parsePlatform(img.Platform); e == nil && img.Platform != "" {
+		if err := runsOn(have, want); err != nil { // kept already, for another request
+			img.Close()
+			return nil, err
+		}
+	}
 	now := known{Schema: recordSchema, Ref: ref.Text, Remote: ref.Remote, Platform: platform, Digest: digest, Asked: time.Now().UTC().Truncate(time.Second)}
 	if !have || k.Digest != digest || now.Asked.Sub(k.Asked) > time.Hour {
 		if err := writeJSON(path, now); err != nil {

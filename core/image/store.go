@@ -308,7 +308,7 @@ func opened(dir, recordName, ref string) (*Image, error) {
 	case !st.Mode().IsRegular() || st.Size() != r.Size:
 		return nil, fmt.Errorf("%s is not the file of %d bytes that %s says it is", path, r.Size, recordName)
 	}
-	return &Image{Ref: ref, Digest: r.Digest, Path: path, FSType: r.FSType, Config: r.Config, Size: r.Size}, nil
+	return &Image{Ref: ref, Digest: r.Digest, Path: path, FSType: r.FSType, Config: r.Config, Size: r.Size, Platform: r.Platform}, nil
 }
 
 // keep returns the image of a digest, made by build when it is not there yet:

@@ -75,6 +75,8 @@ type Image struct {
 	Config Config
 	Size   int64 // bytes of Path, holes included
 
+	Platform string // "os/arch[/variant]" that its programs are for; "" = not told
+
 	Hold     *fsx.Lock // shared lock that keeps the image from GC
 	LockPath string    // the file it is on; another process may take its own shared lock
 }
