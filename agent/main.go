@@ -21,6 +21,8 @@ import (
 	"path/filepath"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"virtkit/agent/reap"
 	"virtkit/core/version"
 )
@@ -82,13 +84,28 @@ func serveStdio(ctx context.Context, stdin io.Reader, stdout, stderr io.Writer) 
 		fmt.Fprintf(stderr, "vk-agent: becoming the reaper of orphans: %v\n", err)
 		return 1
 	}
-	ln := newOneConn(stdin, stdout)
+	ln := newOneConn(pollable(stdin).(io.Reader), pollable(stdout).(io.Writer))
 	err = Serve(ctx, ln, Options{Reaper: r, Log: stderr})
 	if err != nil && err != io.EOF && ctx.Err() == nil && !ln.ended() {
 		fmt.Fprintf(stderr, "vk-agent: %v\n", err)
 		return 1
 	}
 	return 0
+}
+
+// pollable returns a file as one of the runtime's poller, whose blocked reads
+// end with its Close; anything else as it is. Not blocking is a property of
+// the open file, so both ends of a socket must be made so.
+func pollable(v any) any {
+	f, ok := v.(*os.File)
+	if !ok {
+		return v
+	}
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil || unix.SetNonblock(fd, true) != nil {
+		return v
+	}
+	return os.NewFile(uintptr(fd), f.Name())
 }
 
 func subreaper() (*reap.Reaper, error) {
