@@ -149,7 +149,9 @@ func (p plan) args() []string {
 		if d.ReadOnly {
 			opts += ",readonly=on"
 		} else {
-			opts += ",cache=unsafe,discard=unmap" // never outlives its guest
+			// It never outlives its guest. QEMU would open it read-only first and
+			// again for writing, for which the descriptor handed over is no good.
+			opts += ",cache=unsafe,discard=unmap,auto-read-only=off"
 		}
 		add("-add-fd", fmt.Sprintf("fd=%d,set=%d", p.disks[i], i), "-drive", opts,
 			"-device", fmt.Sprintf("virtio-blk-device,drive=d%d,serial=%s", i, d.Serial))

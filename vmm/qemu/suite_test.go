@@ -21,7 +21,7 @@ func real(t *testing.T, kernel string) (*qemu.Driver, machine.Spec) {
 		t.Fatal(err)
 	}
 	d := qemu.New(qemu.Config{CacheDir: t.TempDir(), Log: logx.ForTest(t)})
-	return d, machine.Spec{CPUs: 1, MemMiB: 256, Dir: t.TempDir(), Kernel: mk}
+	return d, machine.Spec{Name: "t", CPUs: 1, MemMiB: 256, Dir: t.TempDir(), Kernel: mk}
 }
 
 func TestQEMUPassesTheSuite(t *testing.T) {
