@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"virtkit/vmm/disk"
 	"virtkit/vmm/qemu"
 	"virtkit/vmm/virtiofs"
+	"virtkit/vmm/vmmtest"
 )
 
 // asker boots s and gives a function that asks the guest.
@@ -78,6 +80,12 @@ func TestDevices(t *testing.T) {
 			m, ask := asker(t, d, s)
 			if got := ask("disks"); got != "disks vk-root=1 vk-upper=0" {
 				t.Errorf("guest has %s", got)
+			}
+			if got := ask("scribble marked"); got != "scribble <nil>" {
+				t.Errorf("writing: %s", got)
+			}
+			if b, err := os.ReadFile(s.Disks[1].Path); err != nil || string(b[8192:8198]) != "marked" {
+				t.Errorf("the host reads %q (%v)", b[8192:8198], err)
 			}
 			if got := ask("net"); got != "net 52:54:00:12:34:56 65520" {
 				t.Errorf("guest has %s", got)
@@ -173,6 +181,65 @@ func TestUnprivileged(t *testing.T) {
 	}
 	if got, want := strings.TrimSpace(read("/proc/"+pid+"/comm")), ("vk:" + s.Name)[:min(15, 3+len(s.Name))]; got != want {
 		t.Errorf("QEMU's process is called %q, want %q", got, want)
+	}
+}
+
+// TestDiesWithItsParent kills a process that runs a guest with a share: QEMU
+// and virtiofsd end with it.
+func TestDiesWithItsParent(t *testing.T) {
+	if os.Getenv("VK_TEST_PARENT") != "" {
+		d, s := real(t, "")
+		if _, err := virtiofs.Binary(); err == nil {
+			s.Shares = []machine.Share{{Tag: "x", Source: s.Dir}}
+		}
+		m, ask := asker(t, d, s)
+		ask("echo up")
+		kids := ""
+		lists, _ := filepath.Glob("/proc/self/task/*/children")
+		for _, l := range lists {
+			kids += " " + read(l)
+		}
+		os.Stdout.WriteString("pids: " + strconv.Itoa(m.PID()) + " " + strings.TrimSpace(kids) + "\n")
+		select {}
+	}
+	vmmtest.NeedQEMU(t)
+	vmmtest.NeedKernel(t, "")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestDiesWithItsParent$")
+	cmd.Env = append(os.Environ(), "VK_TEST_PARENT=1")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	var pids []string
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if l, ok := strings.CutPrefix(lines.Text(), "pids: "); ok {
+			pids = strings.Fields(l)
+			break
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatal("the process did not boot a guest")
+	}
+	cmd.Process.Kill()
+	cmd.Wait()
+	deadline := time.Now().Add(20 * time.Second)
+	for _, p := range pids {
+		for {
+			stat := read("/proc/" + p + "/stat")
+			if stat == "" || strings.Contains(stat, ") Z ") { // gone, or nobody's to reap
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("process %s outlived its parent: %s", p, stat)
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
 	}
 }
 

@@ -84,6 +84,15 @@ func obey(port *os.File, line string) {
 			out = append(out, strings.TrimSpace(string(b))+"="+strings.TrimSpace(string(ro)))
 		}
 		fmt.Fprintln(port, "disks", strings.Join(out, " "))
+	case "scribble": // writes its word to the second disk
+		f, err := os.OpenFile("/dev/vdb", os.O_RDWR, 0)
+		if err == nil {
+			if _, err = f.WriteAt([]byte(arg), 8192); err == nil {
+				err = f.Sync()
+			}
+			f.Close()
+		}
+		fmt.Fprintln(port, "scribble", err)
 	case "net": // address and MTU of eth0
 		mac, _ := os.ReadFile("/sys/class/net/eth0/address")
 		mtu, _ := os.ReadFile("/sys/class/net/eth0/mtu")
