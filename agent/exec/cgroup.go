@@ -12,10 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// SetCgroup changes Options.Cgroup for programs started from now on.
+func (s *Server) SetCgroup(dir string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.opt.Cgroup = dir
+}
+
 // enterCgroup lets the program start in a control group of its own. Without
 // one, kill goes by the session.
 func (p *process) enterCgroup(sys *syscall.SysProcAttr) {
+	p.srv.mu.Lock()
 	base := p.srv.opt.Cgroup
+	p.srv.mu.Unlock()
 	if base == "" {
 		return
 	}
