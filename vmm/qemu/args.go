@@ -81,22 +81,29 @@ func validate(s machine.Spec) error {
 	return nil
 }
 
+// Words are those of the kernel's command line that only spare start-up time,
+// for guests under accel ("kvm" or "tcg"); docs/kernels.md has what each is
+// worth: one serial port instead of four, no 256 BSD terminals, loop devices
+// made on demand, no waiting for RCU grace periods.
+func Words(accel string) []string {
+	w := []string{"8250.nr_uarts=1", "pty.legacy_count=0", "loop.max_loop=0", "rcupdate.rcu_expedited=1"}
+	if accel == "tcg" {
+		// Patching the kernel's locks for a single processor makes TCG
+		// translate all of that code again.
+		w = append(w, "noreplace-smp")
+	}
+	return w
+}
+
 // cmdline is the kernel's command line: the driver's words, then the spec's.
 func (p plan) cmdline() string {
-	w := []string{
-		"console=ttyS0", "quiet", "panic=-1", "reboot=t", "rdinit=/init", "random.trust_cpu=on",
-		// Each of these spares start-up time (docs/kernels.md): one serial port
-		// instead of four, no 256 BSD terminals, loop devices made on demand,
-		// no waiting for RCU grace periods.
-		"8250.nr_uarts=1", "pty.legacy_count=0", "loop.max_loop=0", "rcupdate.rcu_expedited=1",
-	}
+	w := []string{"console=ttyS0", "quiet", "panic=-1", "reboot=t", "rdinit=/init", "random.trust_cpu=on"}
+	w = append(w, Words(p.accel)...)
 	if p.accel == "tcg" {
 		// The machine has no PIT tick, so the kernel would calibrate by polling
 		// the PIT, which fails at random on a busy host and then hangs for
 		// ever. TCG's TSC is the host's. Under KVM, kvm-clock tells the rate.
-		// noreplace-smp: patching the kernel's locks for a single processor
-		// makes TCG translate all of that code again.
-		w = append(w, "noreplace-smp", "tsc_early_khz="+strconv.FormatUint(p.tscKHz, 10), "tsc=reliable")
+		w = append(w, "tsc_early_khz="+strconv.FormatUint(p.tscKHz, 10), "tsc=reliable")
 	}
 	return strings.Join(append(w, p.spec.Kernel.Cmdline...), " ")
 }
