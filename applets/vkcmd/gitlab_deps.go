@@ -254,13 +254,17 @@ func newJobGuest(c *supervise.Client) *jobGuest {
 	return &jobGuest{c, guestclient.FromOpener(c.Opener())}
 }
 
-// State is the supervisor's word; of one that is gone, its last.
+// State is the supervisor's word; of one that is gone, its last, which lacks an
+// Exit when it was killed.
 func (g *jobGuest) State(ctx context.Context) (supervise.State, error) {
 	st, err := g.c.State(ctx)
 	if err == nil {
 		return st, nil
 	}
-	if st, _ := g.c.Wait(ctx, supervise.Ended, nil); st.Exit != nil {
+	if last, rerr := supervise.ReadState(g.c.Dir()); rerr == nil {
+		st = last
+	}
+	if st.Exit != nil {
 		return st, nil
 	}
 	return st, err

@@ -94,15 +94,15 @@ func prepare(c *cli.Command, path string, globals []*Flag, env appenv.Env) {
 	if c.Name != "help" {
 		c.Flags = append(c.Flags, Bool(help, "help", "show this help").Short("h").NoEnv())
 	}
-	own := FlagsOf(c)
-	all := append(append([]*Flag(nil), own...), globals...)
+	own, inherited := FlagsOf(c), globals
+	all := append(append([]*Flag(nil), own...), inherited...)
 	c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error {
 		return &usageError{path, UsageLine(c, path), explain(err, all)}
 	}
 	action := c.Action
 	c.Action = func(ctx context.Context, cc *cli.Command) error {
 		if *help {
-			_, err := io.WriteString(env.Stdout, HelpText(c, path, globals))
+			_, err := io.WriteString(env.Stdout, HelpText(c, path, inherited))
 			return err
 		}
 		usage := func(err error) error { return &usageError{path, UsageLine(c, path), err} }
