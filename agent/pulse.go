@@ -17,9 +17,7 @@ func (s *server) pulse() guestwire.Pong {
 		p.MemTotal = exec.Field(b, "MemTotal") << 10
 		p.MemAvail = exec.Field(b, "MemAvailable") << 10
 	}
-	if b, err := os.ReadFile("/proc/vmstat"); err == nil {
-		p.OOMKills = exec.Field(b, "oom_kill")
-	}
+	p.OOMKills = s.oomKills()
 	// statfs of an overlay is its writable layer's.
 	var st unix.Statfs_t
 	if unix.Statfs(s.opt.Root, &st) == nil {
@@ -27,6 +25,20 @@ func (s *server) pulse() guestwire.Pong {
 		p.UpperUsed = int64(st.Blocks-st.Bfree) * st.Bsize
 	}
 	return p
+}
+
+// oomKills is since boot where the kernel counts that, else of execs.
+func (s *server) oomKills() int64 {
+	n := int64(0)
+	if b, err := os.ReadFile("/proc/vmstat"); err == nil {
+		n = exec.Field(b, "oom_kill")
+	}
+	if dir := s.execs.Cgroup(); dir != "" {
+		if b, err := os.ReadFile(dir + "/memory.events"); err == nil {
+			n = max(n, exec.Field(b, "oom_kill"))
+		}
+	}
+	return n
 }
 
 func uptimeMS() int64 {

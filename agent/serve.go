@@ -149,7 +149,7 @@ func (s *server) guard(_ string, f func()) {
 // session serves one connection until it ends.
 func (s *server) session(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
-	sess, err := yamux.Server(conn, guestwire.MuxConfig())
+	sess, err := yamux.Server(guestwire.JoinFrames(conn), guestwire.MuxConfig())
 	if err != nil {
 		s.logf("session: %v", err)
 		return

@@ -146,7 +146,7 @@ func (g *guest) stepNetwork(m *guestwire.Setup) error {
 
 // stepIdentity writes the files that say who this machine is.
 func (g *guest) stepIdentity(m *guestwire.Setup) error {
-	if err := mount.Dir("/tmp", 0o1777|os.ModeSticky); err != nil {
+	if err := mount.Dir("/tmp", 0o777|os.ModeSticky); err != nil {
 		return err
 	}
 	if m.Hostname != "" {

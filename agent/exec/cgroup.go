@@ -19,12 +19,17 @@ func (s *Server) SetCgroup(dir string) {
 	s.opt.Cgroup = dir
 }
 
+// Cgroup is Options.Cgroup as it is now.
+func (s *Server) Cgroup() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.opt.Cgroup
+}
+
 // enterCgroup lets the program start in a control group of its own. Without
 // one, kill goes by the session.
 func (p *process) enterCgroup(sys *syscall.SysProcAttr) {
-	p.srv.mu.Lock()
-	base := p.srv.opt.Cgroup
-	p.srv.mu.Unlock()
+	base := p.srv.Cgroup()
 	if base == "" {
 		return
 	}

@@ -13,7 +13,15 @@ import (
 )
 
 // buffers hold bytes on their way; an idle stream holds none.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+// With yamux's header of 12 bytes, one is two writes of a virtio-serial port.
+var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10-12); return &b }}
+
+// A stream on which something was sent less than busy ago is busy; small
+// pieces on it wait for nap.
+const (
+	busy = 2 * time.Millisecond
+	nap  = 300 * time.Microsecond
+)
 
 // ttyDrain is how long the rest of a terminal's output may take after its
 // program's end, when something still holds it open.
@@ -69,11 +77,16 @@ var errHost = errors.New("exec: the host takes no more")
 // copy moves up to max bytes (-1 = no limit) until the end of either side.
 // io.EOF is the end of the program's.
 func (o *output) copy(max int) error {
+	var sent time.Time
 	for max != 0 {
 		b, n, err := o.next(max, max < 0)
 		if b == nil {
 			return err
 		}
+		if max < 0 && n < len(*b)/2 && time.Since(sent) < busy {
+			n = o.gather(*b, n)
+		}
+		sent = time.Now()
 		var werr error
 		if o.conn != nil && n > 0 {
 			_, werr = o.conn.Write((*b)[:n])
@@ -87,6 +100,25 @@ func (o *output) copy(max int) error {
 		}
 	}
 	return nil
+}
+
+// gather lets a program that writes much in small pieces write some more
+// before they are sent: on one processor the reader would else wake for each.
+func (o *output) gather(b []byte, n int) int {
+	time.Sleep(nap)
+	o.rc.Control(func(fd uintptr) {
+		for n < len(b) {
+			m, err := syscall.Read(int(fd), b[n:])
+			if err == syscall.EINTR {
+				continue
+			}
+			if err != nil || m <= 0 {
+				return // the next read meets it again
+			}
+			n += m
+		}
+	})
+	return n
 }
 
 // rest moves what the pipe holds now. Nil means that others hold it open.

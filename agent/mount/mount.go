@@ -42,7 +42,10 @@ func Dir(path string, mode os.FileMode) error {
 			return err
 		}
 	}
-	return os.MkdirAll(path, mode)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(path, mode) // past the umask
 }
 
 const nosuid = unix.MS_NOSUID | unix.MS_NOEXEC | unix.MS_NODEV

@@ -48,7 +48,7 @@ type Client struct {
 // New returns a client over the guest's byte stream, which it takes over. No
 // byte is written before the first request.
 func New(conn io.ReadWriteCloser) *Client {
-	m := &mux{conn: &lastWords{ReadWriteCloser: conn}}
+	m := &mux{conn: guestwire.JoinFrames(&lastWords{ReadWriteCloser: conn})}
 	return &Client{open: m.open, mux: m}
 }
 

@@ -7,6 +7,11 @@
 // followed by that many bytes of JSON. No stream stays open while nothing is
 // asked, so that an idle guest can be saved to and restored from memory.
 //
+// The end of a stream, said by the host, means on a stdin stream that the input
+// ends; on a stdout or stderr stream that nobody reads it any more (the
+// program finds its pipe broken); on an exec stream before its last event that
+// the host is gone (the program is ended, unless ExecRequest.Detach).
+//
 // Host and guest always ship together: Hello compares version.Build and there
 // is no negotiation.
 package guestwire
@@ -39,7 +44,7 @@ const (
 	OpStdio    = "stdio"    // Stdio; then raw bytes, half-closed at EOF
 	OpPing     = "ping"     // no body → Pong
 	OpShutdown = "shutdown" // Shutdown → Reply
-	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways
+	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways (udp: each datagram after its length, 2 bytes)
 	OpWrite    = "write"    // WriteFile; then raw bytes until EOF → Reply
 )
 

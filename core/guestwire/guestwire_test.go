@@ -1,0 +1,236 @@
+package guestwire_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"flag"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"virtkit/core/guestwire"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden file")
+
+// types are all that is sent, one value each with every field set.
+var types = map[string]any{
+	"Header": guestwire.Header{}, "Reply": guestwire.Reply{}, "Hello": guestwire.Hello{},
+	"HelloReply": guestwire.HelloReply{}, "Progress": guestwire.Progress{}, "Setup": guestwire.Setup{},
+	"Resume": guestwire.Resume{}, "ExecRequest": guestwire.ExecRequest{}, "Stdio": guestwire.Stdio{},
+	"ExecControl": guestwire.ExecControl{}, "ExecEvent": guestwire.ExecEvent{}, "Pong": guestwire.Pong{},
+	"Shutdown": guestwire.Shutdown{}, "Dial": guestwire.Dial{}, "WriteFile": guestwire.WriteFile{},
+}
+
+// fill sets every field to something that is not its zero value.
+func fill(v reflect.Value) {
+	switch v.Kind() {
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem())
+	case reflect.Struct:
+		for i := range v.NumField() {
+			fill(v.Field(i))
+		}
+	case reflect.Slice:
+		if v.Type() == reflect.TypeFor[json.RawMessage]() {
+			v.SetBytes([]byte(`{"any":"thing"}`))
+			return
+		}
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			v.SetBytes([]byte("bytes"))
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		fill(v.Index(0))
+	case reflect.String:
+		v.SetString("text")
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int64:
+		v.SetInt(7)
+	case reflect.Uint16, reflect.Uint32:
+		v.SetUint(7)
+	default:
+		panic("a wire type has a field of kind " + v.Kind().String())
+	}
+}
+
+// TestGolden fails when the JSON of a type changes: host and guest ship
+// together, but what is written in a job's files and traces does not.
+func TestGolden(t *testing.T) {
+	names := make([]string, 0, len(types))
+	for n := range types {
+		names = append(names, n)
+	}
+	sort.Strings(names)
+	var got bytes.Buffer
+	for _, n := range names {
+		p := reflect.New(reflect.TypeOf(types[n]))
+		fill(p.Elem())
+		b, err := json.Marshal(p.Interface())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got.WriteString(n + " " + string(b) + "\n")
+
+		again := reflect.New(p.Type().Elem())
+		if err := json.Unmarshal(b, again.Interface()); err != nil {
+			t.Errorf("%s does not decode: %v", n, err)
+		}
+		if d := cmp.Diff(p.Interface(), again.Interface()); d != "" {
+			t.Errorf("%s changes on its way (-sent +received):\n%s", n, d)
+		}
+	}
+	golden := filepath.Join("testdata", "types.golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(string(want), got.String()); d != "" {
+		t.Errorf("the wire types changed; if that is meant, run go test -update (-want +got):\n%s", d)
+	}
+}
+
+// TestTags fails on a field whose name on the wire is Go's.
+func TestTags(t *testing.T) {
+	seen := map[reflect.Type]bool{}
+	var walk func(reflect.Type)
+	walk = func(rt reflect.Type) {
+		for rt.Kind() == reflect.Pointer || rt.Kind() == reflect.Slice {
+			rt = rt.Elem()
+		}
+		if rt.Kind() != reflect.Struct || seen[rt] {
+			return
+		}
+		seen[rt] = true
+		for i := range rt.NumField() {
+			f := rt.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name == "" || name != strings.ToLower(name) {
+				t.Errorf("%s.%s has the JSON name %q", rt, f.Name, name)
+			}
+			walk(f.Type)
+		}
+	}
+	for _, v := range types {
+		walk(reflect.TypeOf(v))
+	}
+}
+
+func TestSendRecv(t *testing.T) {
+	var b bytes.Buffer
+	want := guestwire.Dial{Network: "tcp", Addr: "127.0.0.1:80"}
+	if err := guestwire.Send(&b, want); err != nil {
+		t.Fatal(err)
+	}
+	var got guestwire.Dial
+	if err := guestwire.Recv(&b, &got); err != nil || got != want {
+		t.Errorf("Recv = %+v, %v", got, err)
+	}
+	if err := guestwire.Recv(&b, &got); err != io.EOF {
+		t.Errorf("Recv at the end = %v, want io.EOF itself", err)
+	}
+	if err := guestwire.Send(io.Discard, strings.Repeat("x", guestwire.MaxFrame)); err == nil {
+		t.Error("Send of a frame over the limit was not refused")
+	}
+	long := binary.BigEndian.AppendUint32(nil, guestwire.MaxFrame+1)
+	if err := guestwire.Recv(bytes.NewReader(long), &got); err == nil || !strings.Contains(err.Error(), "limit") {
+		t.Errorf("Recv of a frame over the limit = %v", err)
+	}
+	if err := guestwire.Recv(strings.NewReader("\x00\x00\x00\x09{}"), &got); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("Recv of a cut frame = %v", err)
+	}
+}
+
+func TestOpenCarriesTheBody(t *testing.T) {
+	var b bytes.Buffer
+	want := guestwire.Shutdown{Reboot: true, Grace: 3 * time.Second}
+	if err := guestwire.Open(&b, guestwire.OpShutdown, want); err != nil {
+		t.Fatal(err)
+	}
+	var h guestwire.Header
+	if err := guestwire.Recv(&b, &h); err != nil || h.Op != guestwire.OpShutdown {
+		t.Fatalf("Recv = %+v, %v", h, err)
+	}
+	var got guestwire.Shutdown
+	if err := json.Unmarshal(h.Body, &got); err != nil || got != want {
+		t.Errorf("body %+v, %v; want %+v", got, err, want)
+	}
+}
+
+// writes records each Write.
+type writes struct{ all [][]byte }
+
+func (w *writes) Write(p []byte) (int, error) {
+	w.all = append(w.all, bytes.Clone(p))
+	return len(p), nil
+}
+func (w *writes) Read([]byte) (int, error) { return 0, io.EOF }
+func (w *writes) Close() error             { return nil }
+
+func TestJoinFrames(t *testing.T) {
+	w := &writes{}
+	j := guestwire.JoinFrames(w)
+	data := []byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3}
+	window := []byte{0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 3}
+	empty := []byte{0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0}
+	for _, p := range [][]byte{window, data, []byte("abc"), empty, data, []byte("def")} {
+		if n, err := j.Write(p); n != len(p) || err != nil {
+			t.Errorf("Write(%q) = %d, %v", p, n, err)
+		}
+	}
+	want := [][]byte{window, append(bytes.Clone(data), "abc"...), empty, append(bytes.Clone(data), "def"...)}
+	if d := cmp.Diff(want, w.all); d != "" {
+		t.Errorf("writes (-want +got):\n%s", d)
+	}
+}
+
+func FuzzRecv(f *testing.F) {
+	var b bytes.Buffer
+	guestwire.Open(&b, guestwire.OpExec, guestwire.ExecRequest{ID: strings.Repeat("a", 32), Argv: []string{"true"}})
+	f.Add(b.Bytes())
+	f.Add([]byte{})
+	f.Add([]byte{0xff, 0xff, 0xff, 0xff, '{'})
+	f.Add([]byte{0, 0, 0, 4, 'n', 'u', 'l', 'l'})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		r := bytes.NewReader(in)
+		for {
+			var h guestwire.Header
+			before := r.Len()
+			err := guestwire.Recv(r, &h)
+			if err == io.EOF && before != 0 {
+				t.Fatalf("io.EOF with %d bytes left", before)
+			}
+			if err != nil {
+				return
+			}
+			// What was received can be sent, and is the same then.
+			var out bytes.Buffer
+			if err := guestwire.Send(&out, h); err != nil {
+				return // escapes may take it over the limit
+			}
+			var again guestwire.Header
+			if err := guestwire.Recv(&out, &again); err != nil || again.Op != h.Op {
+				t.Fatalf("%+v came back as %+v, %v", h, again, err)
+			}
+		}
+	})
+}
