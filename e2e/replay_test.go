@@ -225,7 +225,7 @@ func TestReplayFailNoFile(t *testing.T) {
 	j := &r.Jobs[0]
 	d := h.Driver()
 	d.NoExitCodeFile = true
-	s := session(t, d, r, j, busybox(t, h))
+	s := session(t, d, r, j, busyboxGit(t, h))
 	job, err := s.RunJob(t.Context(), j.Stages, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -240,7 +240,7 @@ func TestReplayFailNoFile(t *testing.T) {
 		same(t, j, res, j.Want[res.Call])
 	}
 	// With the file, the script's own code arrives.
-	s = session(t, h.Driver(), r, j, busybox(t, h))
+	s = session(t, h.Driver(), r, j, busyboxGit(t, h))
 	if job, err = s.RunJob(t.Context(), j.Stages, nil); err != nil || job.Verdict.ExitCode != 9 {
 		t.Errorf("with the file: %+v %v", job.Verdict, err)
 	}
@@ -289,7 +289,7 @@ func TestReplayFailSystem(t *testing.T) {
 	stages := slices.Clone(j.Stages)
 	for i := range stages {
 		if stages[i].Name == execdrv.StageBuild {
-			stages[i].Script = []byte("echo going\necho c > /proc/sysrq-trigger\nsleep 60\n")
+			stages[i].Script = []byte("echo going; sleep 1; echo c > /proc/sysrq-trigger; sleep 60\n")
 		}
 	}
 	job, err := s.RunJob(t.Context(), stages, nil)

@@ -13,6 +13,7 @@ import (
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
 	"virtkit/core/supervise"
+	"virtkit/core/ui"
 )
 
 // job is what prepare gathers on its way.
@@ -333,8 +334,11 @@ func (r *Runner) guestLost(ctx context.Context, g Guest, cause error) error {
 		if err == nil {
 			last = st
 		}
-		if last.Exit != nil || err != nil && (errors.Is(err, supervise.ErrSupervisorGone) || ctx.Err() != nil) {
+		if last.Exit != nil || last.Boots > 1 && last.Phase == supervise.Running {
 			return lostError(last, cause)
+		}
+		if errors.Is(err, supervise.ErrSupervisorGone) {
+			return lostError(last, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -348,18 +352,27 @@ func (r *Runner) guestLost(ctx context.Context, g Guest, cause error) error {
 const lostWait = 5 * time.Second
 
 func lostError(st supervise.State, cause error) error {
-	if st.Exit == nil {
-		if st.Boots > 1 {
-			return fault.New(fault.System, "the guest rebooted during the job").Because(cause)
-		}
+	switch {
+	case st.Exit == nil && errors.Is(cause, supervise.ErrSupervisorGone):
+		return fault.New(fault.System, "the guest's supervisor was killed").Because(cause).
+			Hint("the host's kernel log tells whether it ran out of memory")
+	case st.Exit == nil && st.Boots > 1:
+		return fault.New(fault.System, "the guest rebooted during the job").Because(cause)
+	case st.Exit == nil:
 		return fault.New(fault.System, "the way to the guest was lost").Because(cause)
 	}
 	text := "the guest ended: " + st.Exit.Reason + prefixed(": ", st.Exit.Detail)
 	if len(st.Exit.Console) > 0 {
-		text += "\nlast lines of its console:\n  " + strings.Join(st.Exit.Console, "\n  ")
+		text += "\nlast lines of its console:"
+		for _, l := range st.Exit.Console[max(0, len(st.Exit.Console)-consoleLines):] {
+			text += "\n  " + ui.CleanLine(l)
+		}
 	}
 	return fault.New(fault.System, text)
 }
+
+// consoleLines is how many lines of a dead guest's console a trace shows.
+const consoleLines = 20
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2fs", d.Seconds()) }
 

@@ -38,6 +38,9 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 	g, err := r.Machines.Find(ctx, id.ID)
 	if err != nil {
 		if errors.Is(err, supervise.ErrSupervisorGone) {
+			if st, serr := supervise.ReadState(r.Machines.Dir(id.ID)); serr == nil {
+				err = lostError(st, err)
+			}
 			return c.SystemFailure, fault.Newf(fault.System, "stage %s cannot run", stage).Because(err)
 		}
 		return c.SystemFailure, err
