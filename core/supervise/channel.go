@@ -27,29 +27,60 @@ type channel struct {
 
 	mu   sync.Mutex
 	sess *yamux.Session
+	use  *keepOpen // sess's
 }
 
-// keepOpen lets a yamux session end without ending the byte stream: its
-// reader and writer are woken instead. A failed write does not end the
-// session, because a guest that died may have left bytes to read: the
+// keepOpen is one session's use of the byte stream: its Close ends that use,
+// not the stream, waking whoever reads or writes. A failed write does not end
+// the session, because a guest that died may have left bytes to read: the
 // reader's end does.
 type keepOpen struct {
 	net.Conn
-	closed, dead atomic.Bool
+	rmu, wmu sync.Mutex // held while reading, writing
+	once     sync.Once
+	closed   atomic.Bool
+	dead     bool // below wmu: a write failed
 }
 
 func (k *keepOpen) Close() error {
-	k.closed.Store(true)
-	return k.SetDeadline(time.Unix(1, 0))
+	k.once.Do(func() {
+		k.closed.Store(true)
+		k.SetDeadline(time.Unix(1, 0))
+	})
+	return nil
+}
+
+// leave is Close that returns when nobody reads or writes for this session any
+// more.
+func (k *keepOpen) leave() {
+	k.Close()
+	k.rmu.Lock()
+	k.wmu.Lock()
+	k.wmu.Unlock()
+	k.rmu.Unlock()
+}
+
+func (k *keepOpen) Read(p []byte) (int, error) {
+	k.rmu.Lock()
+	defer k.rmu.Unlock()
+	if k.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	return k.Conn.Read(p)
 }
 
 func (k *keepOpen) Write(p []byte) (int, error) {
-	if !k.dead.Load() {
+	k.wmu.Lock()
+	defer k.wmu.Unlock()
+	if k.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	if !k.dead {
 		n, err := k.Conn.Write(p)
 		if err == nil || k.closed.Load() {
 			return n, err
 		}
-		k.dead.Store(true)
+		k.dead = true
 	}
 	return len(p), nil
 }
@@ -62,15 +93,17 @@ func newChannel(conn net.Conn) (*channel, error) {
 // renew ends the session, if there is one, and begins another.
 func (c *channel) renew() error {
 	c.mu.Lock()
-	old := c.sess
+	old, use := c.sess, c.use
 	c.mu.Unlock()
 	if old != nil {
 		old.Close()
+		use.leave() // a session that ended by itself may still be at it
 		if err := c.conn.SetDeadline(time.Time{}); err != nil {
 			return fmt.Errorf("beginning another session with the agent: %w", err)
 		}
 	}
-	sess, err := yamux.Client(&keepOpen{Conn: c.conn}, guestwire.MuxConfig())
+	use = &keepOpen{Conn: c.conn}
+	sess, err := yamux.Client(use, guestwire.MuxConfig())
 	if err != nil {
 		return fmt.Errorf("beginning a session with the agent: %w", err)
 	}
@@ -78,7 +111,7 @@ func (c *channel) renew() error {
 	// bytes. Apart, because the guest may not read yet.
 	go sess.GoAway()
 	c.mu.Lock()
-	c.sess = sess
+	c.sess, c.use = sess, use
 	c.mu.Unlock()
 	return nil
 }
@@ -189,7 +222,7 @@ func (c *channel) contact(ctx context.Context, try time.Duration) (guestwire.Hel
 		case <-time.After(wait):
 		}
 		wait = min(2*wait, time.Second)
-		if c.session().IsClosed() {
+		if c.session().IsClosed() || errors.Is(err, yamux.ErrRemoteGoAway) {
 			if err := c.renew(); err != nil {
 				return r, err
 			}

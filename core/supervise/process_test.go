@@ -167,7 +167,7 @@ func TestLaunchFailures(t *testing.T) {
 		text []string
 	}{
 		"silent": {env: []string{"TEST_SUPERVISE_SILENT=1"}, text: []string{"did not get ready in time", "waiting for the guest's agent", "fake guest g1"}},
-		"crash":  {env: []string{"TEST_SUPERVISE_CRASH=network"}, text: []string{"ended at", "crash as told at network"}},
+		"crash":  {env: []string{"TEST_SUPERVISE_CRASH=network"}, text: []string{"guest g1 ended", "crash as told at network"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -81,7 +81,7 @@ func run(t *testing.T, d *supervisetest.Driver, change ...func(*supervise.Spec, 
 	w.dial()
 	st, err := w.client.Wait(ctxFor(t), supervise.Running, nil)
 	if err != nil || st.Phase != supervise.Running {
-		t.Fatalf("Wait = %+v, %v; want running", st, err)
+		t.Fatalf("Wait = %+v, %v; want running; exit %+v", st, err, st.Exit)
 	}
 	return w
 }
@@ -342,7 +342,9 @@ func TestBrokenSessionComesBack(t *testing.T) {
 	w := run(t, &supervisetest.Driver{}, hold(5*time.Second))
 	w.driver.Last().BreakSession()
 	eventually(t, "an exec after the break", func() bool {
-		r, err := w.client.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"true"}}, guestclient.Stdio{}, nil)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // one may be lost in the break
+		defer cancel()
+		r, err := w.client.Exec(ctx, guestwire.ExecRequest{Argv: []string{"true"}}, guestclient.Stdio{}, nil)
 		return err == nil && r.Code == 0
 	})
 	if n := w.driver.Boots(); n != 1 {

@@ -1,6 +1,7 @@
 package supervisetest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,7 @@ type agent struct {
 	setups   []guestwire.Setup
 	closed   int // streams closed for CloseStreams
 	sessions int
+	broken   bool // garbage is due
 	execs    map[string]*fakeExec
 }
 
@@ -60,6 +62,7 @@ func (a *agent) isHung() bool {
 func (a *agent) breakSession() {
 	a.mu.Lock()
 	s := a.sess
+	a.broken = true
 	a.mu.Unlock()
 	s.Close()
 }
@@ -119,6 +122,27 @@ func (a *agent) run(conn net.Conn) {
 			go a.serve(st)
 		}
 		sess.Close()
+		discard(conn)
+		a.mu.Lock()
+		broken := a.broken
+		a.broken = false
+		a.mu.Unlock()
+		if broken {
+			conn.SetDeadline(time.Time{})
+			conn.Write(bytes.Repeat([]byte{0xff}, 64))
+		}
+	}
+}
+
+// discard throws away what had come for a session that has ended, as closing
+// a virtio-serial port does: its successor must not begin within a frame.
+func discard(conn net.Conn) {
+	buf := make([]byte, 4096)
+	for {
+		conn.SetReadDeadline(time.Now().Add(30 * time.Millisecond))
+		if _, err := conn.Read(buf); err != nil {
+			return
+		}
 	}
 }
 

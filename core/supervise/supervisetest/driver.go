@@ -188,7 +188,7 @@ func (g *Guest) Hang() { g.agent.hang() }
 // Print writes to the console.
 func (g *Guest) Print(s string) { fmt.Fprint(g.Spec.Console, s) }
 
-// BreakSession ends the agent's session; it begins another one at once.
+// BreakSession ends the agent's session with garbage; another one follows.
 func (g *Guest) BreakSession() { g.agent.breakSession() }
 
 // Pause is not part of the fake.
