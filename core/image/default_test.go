@@ -41,7 +41,7 @@ func TestDefaultForReal(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("local/default after %s: %d bytes", time.Since(start).Round(time.Second), img.Size)
-	if out := cat(t, img.Path, "/etc/os-release"); !strings.Contains(out, "ID=debian") {
+	if out := cat(t, img.Path, "/usr/lib/os-release"); !strings.Contains(out, "ID=debian") {
 		t.Errorf("/etc/os-release = %q", out)
 	}
 	if out, err := exec.Command("e2fsck", "-fn", img.Path).CombinedOutput(); err != nil {
