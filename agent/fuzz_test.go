@@ -105,7 +105,7 @@ func request(t *testing.T, conn net.Conn, op string, body, rest []byte) {
 	st.Write(rest)
 	st.Close()
 	if op != guestwire.OpStdio { // waits for its exec, and says nothing
-		st.SetReadDeadline(time.Now().Add(10 * time.Second))
+		st.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
 		io.Copy(io.Discard, st)
 	}
 }
