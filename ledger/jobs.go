@@ -151,7 +151,8 @@ func (j *Jobs) Reserve(ctx context.Context, s supervise.Spec) (*Reservation, err
 		case err == nil:
 			return &Reservation{Spec: s, Dir: j.Path(s.ID), Lock: l}, nil
 		case !errors.Is(err, fs.ErrExist):
-			return nil, err
+			return nil, fault.Newf(fault.System, "no directory for a guest can be made in %s", j.dir).
+				Hint("it needs space and permission to write; --state-dir or VIRTKIT_STATE_DIR name another place").Because(err)
 		case !fresh || try == 10:
 			return nil, fault.Newf(fault.Conflict, "there is a guest %s already", s.ID).
 				Hint("`vk list` shows it, `vk stop %s` ends it", s.ID)

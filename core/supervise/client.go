@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"path/filepath"
 	"syscall"
 	"time"
@@ -36,6 +37,10 @@ func Dial(dir string) (*Client, error) {
 	c := &Client{dir: dir}
 	conn, err := c.connect(context.Background())
 	if err != nil {
+		if _, serr := os.Lstat(filepath.Join(dir, StateFile)); errors.Is(serr, fs.ErrNotExist) && Locked(dir) {
+			return nil, fault.Newf(fault.Conflict, "guest %s is still being prepared", filepath.Base(dir)).
+				Hint("try again when `vk list` shows it running")
+		}
 		return nil, err
 	}
 	conn.Close()
@@ -277,6 +282,10 @@ func (c *Client) Exec(ctx context.Context, req guestwire.ExecRequest, sio guestc
 func (c *Client) explainGone(ctx context.Context, err error) error {
 	wctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	if st, serr := c.State(wctx); serr == nil && (st.Phase == Starting || st.Phase == Booting) {
+		return fault.Newf(fault.Conflict, "guest %s is not running: it is %s (boot %d)", st.Name, st.Phase, st.Boots+1).
+			Hint("try again when `vk list` shows it running").Because(err)
+	}
 	st, werr := c.Wait(wctx, Ended, nil)
 	switch {
 	case errors.Is(werr, ErrSupervisorGone) && st.Exit == nil:

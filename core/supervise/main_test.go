@@ -27,8 +27,8 @@ func TestMain(m *testing.M) {
 		os.Exit(supervisorProcess(os.Args[len(os.Args)-1]))
 	case "launch":
 		os.Exit(launcherProcess())
-	case "sleep":
-		select {}
+	case "peer":
+		os.Exit(peerProcess())
 	}
 	os.Exit(m.Run())
 }

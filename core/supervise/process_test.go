@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +20,7 @@ import (
 	"virtkit/core/guestclient"
 	"virtkit/core/guestwire"
 	"virtkit/core/supervise"
+	"virtkit/core/supervise/supervisetest"
 )
 
 func ownerOf(t *testing.T, pid string) supervise.Owner {
@@ -462,4 +466,72 @@ func TestOwnerGoneBefore(t *testing.T) {
 		t.Errorf("Launch for a dead owner = %v", err)
 	}
 	gone(t, filepath.Join(base, "run-1"))
+}
+
+// peerProcess asks for the state as another user: it ends with 0 when it is
+// refused by closing.
+func peerProcess() int {
+	c, err := net.Dial("unix", os.Getenv("TEST_SUPERVISE_DIR"))
+	if err != nil {
+		fmt.Println("connecting:", err)
+		return 1
+	}
+	guestwire.Send(c, map[string]string{"op": "kill"})
+	if b, err := io.ReadAll(c); len(b) > 0 {
+		fmt.Printf("answered with %d bytes, %v\n", len(b), err)
+		return 1
+	}
+	return 0
+}
+
+func TestOtherUsersAreRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: becomes another user")
+	}
+	w := run(t, &supervisetest.Driver{})
+	// The permissions alone would refuse; take them away.
+	for p := w.dir; p != os.TempDir() && p != "/"; p = filepath.Dir(p) {
+		if err := os.Chmod(p, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sock := filepath.Join(w.dir, supervise.SocketFile)
+	if err := os.Chmod(sock, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^$")
+	cmd.Env = []string{"TEST_SUPERVISE_MODE=peer", "TEST_SUPERVISE_DIR=" + sock}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if errors.Is(err, os.ErrPermission) {
+		t.Skipf("needs a test binary that others may run: %v", err)
+	}
+	if err != nil {
+		t.Errorf("another user: %v: %s", err, out)
+	}
+	if st, err := w.client.State(ctxFor(t)); err != nil || st.Phase != supervise.Running {
+		t.Errorf("State after it = %+v, %v", st.Phase, err)
+	}
+}
+
+func TestExecOnAGuestThatBoots(t *testing.T) {
+	w := begin(t, &supervisetest.Driver{Silent: true})
+	w.dial()
+	_, err := w.client.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"true"}}, guestclient.Stdio{}, nil)
+	if fault.KindOf(err) != fault.Conflict || fault.HintOf(err) == "" {
+		t.Errorf("Exec = %v; want a conflict with a hint", err)
+	}
+}
+
+func TestDialOfWhatIsBeingPrepared(t *testing.T) {
+	base := t.TempDir()
+	dir := filepath.Join(base, "run-1")
+	l, err := supervise.Make(dir, testSpec(base))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, err := supervise.Dial(dir); fault.KindOf(err) != fault.Conflict || errors.Is(err, supervise.ErrSupervisorGone) {
+		t.Errorf("Dial = %v; want a conflict", err)
+	}
 }
