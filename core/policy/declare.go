@@ -35,8 +35,11 @@ func ParseFlags(names, ips []string, restrict bool) (Lists, []*EntryError) {
 func ParseVariables(p Phase, vm string, lookup func(name string) (value string, set bool)) (Lists, []*EntryError) {
 	entries := func(d Dimension) []string {
 		value, set := lookup(p.Variable(d))
+		if !set {
+			return nil
+		}
 		l := SplitList(value)
-		if set && l == nil && vm != "" {
+		if l == nil && vm != "" {
 			return []string{}
 		}
 		return l
@@ -249,8 +252,8 @@ type Refusal struct {
 	Entry     string        `json:"entry"`
 	Dimension Dimension     `json:"dimension"`
 	Phase     Phase         `json:"phase"`
-	VM        string        `json:"vm"`              // "job" or the service's name
-	Layer     string        `json:"layer,omitempty"` // the layer it falls outside
+	Service   string        `json:"service,omitempty"` // whose variable it is; "" = the job's
+	Layer     string        `json:"layer,omitempty"`   // the layer it falls outside
 	Reason    RefusalReason `json:"reason"`
 
 	text string // the warning, for an unreachable one
@@ -266,20 +269,10 @@ func Invalid(p Phase, bad []*EntryError) []Refusal {
 	for _, e := range bad {
 		if e.Source.Place == "" && e.Source.Key == p.Variable(e.Dim) {
 			out = append(out, Refusal{Variable: e.Source.Key, Entry: CleanText(e.Entry, maxText), Dimension: e.Dim,
-				Phase: p, VM: vmWord(e.Source.VM), Reason: InvalidEntry})
+				Phase: p, Service: CleanText(e.Source.VM, maxVM), Reason: InvalidEntry})
 		}
 	}
 	return out
-}
-
-// JobVM is the word of reports and traces for the job's own VM.
-const JobVM = "job"
-
-func vmWord(vm string) string {
-	if vm == "" {
-		return JobVM
-	}
-	return CleanText(vm, maxVM)
 }
 
 // Unreachable lists the job's and the services' entries that a layer above
@@ -300,7 +293,7 @@ func (p *Policy) Unreachable() []Refusal {
 
 func (p *Policy) unreachable(vm string, l Lists, above []*Layer) (out []Refusal) {
 	add := func(d Dimension, entry, effect string, y *Layer) {
-		r := Refusal{Variable: p.Phase.Variable(d), Entry: entry, Dimension: d, Phase: p.Phase, VM: vmWord(vm), Layer: y.Kind, Reason: Unreachable}
+		r := Refusal{Variable: p.Phase.Variable(d), Entry: entry, Dimension: d, Phase: p.Phase, Service: CleanText(vm, maxVM), Layer: y.Kind, Reason: Unreachable}
 		if p.Flags && vm == "" {
 			r.Variable = p.jobLayer().Key(d)
 		}

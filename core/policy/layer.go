@@ -105,7 +105,7 @@ func NodeCap(p Phase, l Lists) *Layer {
 func HubRules(rules []string, l Lists) *Layer {
 	y := newLayer(LayerHub, l)
 	y.Rules = slices.Clone(rules)
-	k := "the hub's egress rules (" + cleanList(rules) + ")"
+	k := "the hub's egress rules (" + orNone(cleanList(rules)) + ")"
 	y.keys = [2]string{k, k}
 	return y
 }

@@ -55,12 +55,12 @@ func (d Destination) String() string {
 type Entry struct {
 	Outcome Outcome   `json:"outcome"`
 	Proto   Proto     `json:"proto"`
-	Dest    string    `json:"dest"`            // Destination.String
-	Kind    DestKind  `json:"kind"`            // what Dest is
-	VM      string    `json:"vm"`              // JobVM or a service's name
-	Layer   string    `json:"layer,omitempty"` // that decided, unless observed
-	Rule    string    `json:"rule,omitempty"`  // the hub's rule in dry-run
-	Asked   string    `json:"asked,omitempty"` // the name a flow asked for, where it is not one that opened the address
+	Dest    string    `json:"dest"`              // Destination.String
+	Kind    DestKind  `json:"kind"`              // what Dest is
+	Service string    `json:"service,omitempty"` // whose VM it is; "" = the job's
+	Layer   string    `json:"layer,omitempty"`   // that decided, unless observed
+	Rule    string    `json:"rule,omitempty"`    // the hub's rule in dry-run
+	Asked   string    `json:"asked,omitempty"`   // the name a flow asked for, where it is not one that opened the address
 	Opened  string    `json:"opened,omitempty"`
 	Reason  string    `json:"reason,omitempty"` // at first sight
 	First   time.Time `json:"first"`
@@ -93,14 +93,14 @@ type entryKey struct {
 	outcome Outcome
 	proto   Proto
 	dest    string
-	vm      string
+	service string
 	layer   string
 	rule    string
 	asked   string
 }
 
 func (e *Entry) key() entryKey {
-	return entryKey{e.Outcome, e.Proto, e.Dest, e.VM, e.Layer, e.Rule, e.Asked}
+	return entryKey{e.Outcome, e.Proto, e.Dest, e.Service, e.Layer, e.Rule, e.Asked}
 }
 
 // maxLog bounds what a Recorder keeps of denials, and as much of contacts, in
@@ -110,7 +110,7 @@ const maxLog = 8 << 20
 // entrySize is what an entry costs: its strings, and the rest of it with its
 // place in the map.
 func entrySize(e *Entry) int {
-	return 400 + len(e.Dest)*2 + len(e.VM) + len(e.Rule) + len(e.Asked)*2 + len(e.Opened) + len(e.Reason) + len(e.Stage)
+	return 400 + len(e.Dest)*2 + len(e.Service) + len(e.Rule) + len(e.Asked)*2 + len(e.Opened) + len(e.Reason) + len(e.Stage)
 }
 
 // Counts are events by outcome.
@@ -195,12 +195,12 @@ func (r *Recorder) add(e Entry, now time.Time) {
 	r.order = append(r.order, &e)
 }
 
-// Judged records a flow or question of a VM, named as JobVM or by its service,
-// and what was decided. quiet leaves out a contact that is no news: a flow to
+// Judged records a flow or question of a service's VM, or with "" of the
+// job's, and what was decided. quiet leaves out a contact that is no news: a flow to
 // an address behind which there is a lookup.
-func (r *Recorder) Judged(vm string, f Flow, j Judgement, quiet bool, now time.Time) {
+func (r *Recorder) Judged(service string, f Flow, j Judgement, quiet bool, now time.Time) {
 	d := DestinationOf(f)
-	e := Entry{Proto: f.Proto, Dest: d.String(), Kind: d.kind(), VM: vmWord(vm)}
+	e := Entry{Proto: f.Proto, Dest: d.String(), Kind: d.kind(), Service: CleanText(service, maxVM)}
 	if !j.Allow {
 		e.Outcome, e.Layer, e.Reason = Blocked, j.Layer, CleanText(j.Reason, 2*maxText)
 		r.add(e, now)
@@ -221,9 +221,9 @@ func (r *Recorder) Judged(vm string, f Flow, j Judgement, quiet bool, now time.T
 
 // Asked records that a flow asked for a name that is not one of those that
 // opened its address, and what was decided about that.
-func (r *Recorder) Asked(vm string, f Flow, openedBy []string, asked string, j Judgement, now time.Time) {
+func (r *Recorder) Asked(service string, f Flow, openedBy []string, asked string, j Judgement, now time.Time) {
 	d := DestinationOf(f)
-	e := Entry{Outcome: Observed, Proto: f.Proto, Dest: d.String(), Kind: d.kind(), VM: vmWord(vm), Asked: CleanName(asked)}
+	e := Entry{Outcome: Observed, Proto: f.Proto, Dest: d.String(), Kind: d.kind(), Service: CleanText(service, maxVM), Asked: CleanName(asked)}
 	if len(openedBy) > 0 {
 		e.Opened = CleanName(openedBy[0])
 	}
