@@ -1,0 +1,275 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"virtkit/core/execdrv"
+	"virtkit/core/execdrv/runnerside"
+	"virtkit/e2e/host"
+)
+
+// kills is how many processes TestRandomKills kills: 6, or $VK_KILLS.
+func kills() int {
+	if n, err := strconv.Atoi(os.Getenv("VK_KILLS")); err == nil {
+		return n
+	}
+	return 6
+}
+
+// TestRandomKills kills one process with SIGKILL at a random moment of a
+// random call of a job, many times. Whatever dies, the job's verdict is right
+// and nothing is left after cleanup.
+func TestRandomKills(t *testing.T) {
+	h := guests(t)
+	img := busybox(t, h)
+	seed := uint64(time.Now().UnixNano())
+	if v, err := strconv.ParseUint(os.Getenv("VK_KILL_SEED"), 10, 64); err == nil {
+		seed = v
+	}
+	t.Logf("VK_KILL_SEED=%d", seed)
+	rnd := rand.New(rand.NewPCG(seed, 1))
+	k := &killer{t: t, h: h, span: map[string]time.Duration{"prepare": 6 * time.Second, execdrv.StageBuild: time.Second, "cleanup": 300 * time.Millisecond}}
+	for i := range kills() {
+		phase := []string{"prepare", execdrv.StageBuild, "cleanup"}[rnd.IntN(3)]
+		victim := []string{"vk", "supervisor", "vmm"}[rnd.IntN(3)]
+		after := time.Duration(rnd.Int64N(int64(k.span[phase])))
+		name := fmt.Sprintf("%d/%s of %s after %v", i, victim, phase, after.Round(time.Millisecond))
+		if !t.Run(name, func(t *testing.T) {
+			k.t = t
+			s := plainJob(t, h.Driver(), map[string]string{"MICROVM_IMAGE": img}, nil)
+			k.job(s, phase, victim, after)
+			nothingLeft(t, h)
+		}) {
+			return
+		}
+	}
+}
+
+type killer struct {
+	t    *testing.T
+	h    *host.Host
+	span map[string]time.Duration // how long each call takes, so that the moment falls into it
+}
+
+// ended is how a call came out.
+type ended struct {
+	exit int // -1 when it was killed
+	hit  bool
+	out  string
+}
+
+// call makes one call and, when it is its turn, kills the victim.
+func (k *killer) call(s *runnerside.Session, argv []string, victim string, after time.Duration) ended {
+	k.t.Helper()
+	cmd := s.Command(argv)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		k.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	hit := make(chan bool, 1)
+	go func() {
+		if victim == "" {
+			hit <- false
+			return
+		}
+		select {
+		case <-done:
+			hit <- false
+		case <-time.After(after):
+			hit <- k.kill(victim, cmd.Process.Pid)
+		}
+	}()
+	_ = cmd.Wait()
+	close(done)
+	e := ended{exit: cmd.ProcessState.ExitCode(), hit: <-hit, out: out.String()}
+	if victim == "" {
+		name := argv[len(argv)-1]
+		k.span[name] = (k.span[name] + time.Since(start)) / 2
+	}
+	return e
+}
+
+func (k *killer) kill(victim string, vk int) bool {
+	if victim == "vk" {
+		return syscall.Kill(vk, syscall.SIGKILL) == nil
+	}
+	for _, id := range k.h.JobDirs() {
+		if pid := k.h.Supervisors(id)[victim]; pid > 1 {
+			return syscall.Kill(pid, syscall.SIGKILL) == nil
+		}
+	}
+	return false
+}
+
+func (k *killer) job(s *runnerside.Session, phase, victim string, after time.Duration) {
+	t, vk := k.t, k.h.VK
+	at := func(p string) string {
+		if p == phase {
+			return victim
+		}
+		return ""
+	}
+	prep := k.call(s, []string{vk, "gitlab", "prepare"}, at("prepare"), after)
+	switch {
+	case prep.exit == 0:
+	case !prep.hit:
+		t.Errorf("prepare: %d, though nothing was killed\n%s", prep.exit, prep.out)
+	case victim == "vk" && prep.exit != -1 || victim != "vk" && prep.exit != 2:
+		t.Errorf("prepare with a dead %s: %d, expected a system failure\n%s", victim, prep.exit, prep.out)
+	case victim != "vk" && !strings.Contains(prep.out, "virtkit: boot: "):
+		t.Errorf("prepare does not name the step:\n%s", prep.out)
+	}
+	if prep.exit == 0 {
+		k.stages(s, at(execdrv.StageBuild), after, prep.hit && victim != "vk")
+	}
+	clean := k.call(s, []string{vk, "gitlab", "cleanup"}, at("cleanup"), after)
+	if clean.exit != 0 && !(victim == "vk" && clean.hit) {
+		t.Errorf("cleanup: %d\n%s", clean.exit, clean.out)
+	}
+	if clean.exit != 0 {
+		if clean = k.call(s, []string{vk, "gitlab", "cleanup"}, "", 0); clean.exit != 0 {
+			t.Errorf("cleanup again: %d\n%s", clean.exit, clean.out)
+		}
+	}
+}
+
+// stages runs a script that exits with 7 and one after it. dead says that the
+// guest was killed before.
+func (k *killer) stages(s *runnerside.Session, victim string, after time.Duration, dead bool) {
+	t := k.t
+	path, err := s.WriteScript([]byte("echo begin; sleep 0.5; echo end; exit 7\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	os.Remove(s.ExitCodeFile())
+	run := k.call(s, []string{k.h.VK, "gitlab", "run", path, execdrv.StageBuild}, victim, after)
+	code, _ := os.ReadFile(s.ExitCodeFile())
+	lost := dead || run.hit && victim != "vk"
+	switch {
+	case run.exit == 1 && string(code) == "7\n": // it had ended before the kill
+	case run.exit == -1 && victim == "vk":
+	case run.exit == 2 && lost && len(code) == 0:
+	default:
+		t.Errorf("build_script (killed: %q): %d, code %q\n%s", victim, run.exit, code, run.out)
+	}
+	if path, err = s.WriteScript([]byte("echo alive\n")); err != nil {
+		t.Fatal(err)
+	}
+	next := k.call(s, []string{k.h.VK, "gitlab", "run", path, execdrv.StageAfter}, "", 0)
+	if lost && next.exit != 2 || !lost && (next.exit != 0 || next.out != "alive\n") {
+		t.Errorf("after_script (guest lost: %v): %d\n%s", lost, next.exit, next.out)
+	}
+}
+
+// A runner that dies takes its job's guest with it, and the next job's
+// prepare removes the directory that nobody came back for.
+func TestForgottenJob(t *testing.T) {
+	h := guests(t)
+	img := busybox(t, h)
+	s := plainJob(t, h.Driver(), map[string]string{"MICROVM_IMAGE": img}, nil)
+	// A shell is the runner: it makes the calls and ends without cleanup.
+	script := `"$1" gitlab config >"$TMPDIR/answer" || exit 1
+VIRTKIT_GITLAB_CALL=$(sed 's/.*"VIRTKIT_GITLAB_CALL":"\([^"]*\)".*/\1/' "$TMPDIR/answer"); export VIRTKIT_GITLAB_CALL
+"$1" gitlab prepare >&2 || exit 1
+echo prepared; read -r wait; exit 0
+`
+	cmd := s.Command([]string{"/bin/sh", "-c", script, "runner", h.VK})
+	var errb bytes.Buffer
+	cmd.Stderr = &errb
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 32)
+	if n, _ := out.Read(buf); string(buf[:n]) != "prepared\n" {
+		t.Fatalf("the runner said %q\n%s", buf[:n], errb.String())
+	}
+	dirs := h.JobDirs()
+	if len(dirs) != 1 || len(h.Supervisors(dirs[0])) != 2 {
+		t.Fatalf("jobs %q with %v", dirs, h.Processes())
+	}
+	in.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	deadline := time.Now().Add(time.Minute)
+	for len(h.Processes()) > 0 {
+		if time.Now().After(deadline) {
+			t.Fatalf("the guest outlives its runner: %v", h.Processes())
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	b, err := os.ReadFile(filepath.Join(h.State, "jobs", dirs[0], "state.json"))
+	if err != nil || !strings.Contains(string(b), "owner-gone") {
+		t.Errorf("state: %v\n%s", err, b)
+	}
+	s2 := plainJob(t, h.Driver(), map[string]string{"MICROVM_IMAGE": img}, nil)
+	prepared(t, s2)
+	for _, d := range h.JobDirs() {
+		if d == dirs[0] {
+			t.Errorf("%s is still there", d)
+		}
+	}
+}
+
+// The four calls work for a shell around each of them, which is gone after the
+// call: such a parent is not taken for the runner.
+func TestCallsFromShells(t *testing.T) {
+	h := guests(t)
+	d := h.Driver()
+	wrap := func(argv []string) []string {
+		return append([]string{"/bin/sh", "-c", `"$@"; exit $?`, "wrapper"}, argv...)
+	}
+	d.Config, d.Prepare, d.Run, d.Cleanup = wrap(d.Config), wrap(d.Prepare), wrap(d.Run), wrap(d.Cleanup)
+	s := plainJob(t, d, map[string]string{"MICROVM_IMAGE": busybox(t, h)}, nil)
+	prepared(t, s)
+	for range 3 {
+		if res := stage(t, s, execdrv.StageBuild, "sleep 1; echo here\n"); res.Exit != 0 || string(res.Stdout) != "here\n" {
+			t.Errorf("%d %q %s", res.Exit, res.Stdout, res.Stderr)
+		}
+	}
+}
+
+// `vk gitlab check` runs a job of its own and says that all is well.
+func TestGitlabCheck(t *testing.T) {
+	h := guests(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, h.VK, "gitlab", "check", "--image", busybox(t, h))
+	cmd.Env = h.Env()
+	var out, errb bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errb
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s", err, errb.String())
+	}
+	for _, want := range []string{`executor = "custom"`, `run_exec = "` + h.VK + `"`, `run_args = ["gitlab", "run"]`} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the block lacks %q:\n%s", want, out.String())
+		}
+	}
+	if !strings.Contains(errb.String(), "it works") || !strings.Contains(errb.String(), "in the guest: Linux") {
+		t.Errorf("it said:\n%s", errb.String())
+	}
+	nothingLeft(t, h)
+}
