@@ -3,9 +3,11 @@ package netsw_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -345,5 +347,27 @@ func TestCloseTwiceAndAfter(t *testing.T) {
 	}
 	if _, err := p.Replug(); err == nil {
 		t.Error("Replug after Close worked")
+	}
+}
+
+// An idle guest costs its host next to nothing here.
+func TestIdlePortIsSmall(t *testing.T) {
+	sw := open(t, netsw.Config{})
+	heap := func() uint64 {
+		runtime.GC()
+		runtime.GC() // pools let go at the second
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	before := heap()
+	const n = 32
+	for i := range n {
+		if _, err := sw.AddPort(netsw.PortConfig{Name: fmt.Sprint(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if per := (int64(heap()) - int64(before)) / n; per > 64<<10 {
+		t.Errorf("an idle port takes %d KiB, want at most 64", per>>10)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
@@ -106,6 +107,11 @@ func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
 		finish(true)
 		return
 	}
+	f.shaking(conn, func() {
+		if e := g.st.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, id, nic); e != nil {
+			e.Abort()
+		}
+	})
 	ep, terr := r.CreateEndpoint(&f.wq)
 	finish(terr != nil)
 	if terr != nil {
@@ -160,8 +166,19 @@ type tcpFlow struct {
 
 	mu      sync.Mutex
 	conn    *net.TCPConn
-	ep      tcpip.Endpoint
+	ep      tcpip.Endpoint // nil until the guest's handshake is over
+	giveUp  func()         // ends that handshake, if it began
 	aborted bool
+}
+
+// shaking is said before the handshake with the guest, which ends in attach.
+func (f *tcpFlow) shaking(conn *net.TCPConn, giveUp func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.conn, f.giveUp = conn, giveUp
+	if f.aborted {
+		reset(conn) // the handshake fails or attach says no
+	}
 }
 
 // attach gives the flow its two ends; false when it was aborted meanwhile,
@@ -189,6 +206,9 @@ func (f *tcpFlow) abort() {
 		// outward, which would pass on a proper end first.
 		reset(f.conn)
 		f.ep.Abort()
+	} else if f.conn != nil {
+		reset(f.conn)
+		f.giveUp()
 	}
 }
 
