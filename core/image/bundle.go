@@ -53,7 +53,7 @@ func (s *Store) openBundle(ref Ref) (*Image, error) {
 		return nil, err
 	}
 	lock := s.bundleLock(ref.Name)
-	hold, err := fsx.TryLock(lock, true)
+	hold, err := holdShared(lock)
 	if errors.Is(err, fsx.ErrLocked) {
 		return nil, fault.Newf(fault.Busy, "bundle %s is being replaced or removed", ref.Name).Hint("try again")
 	}

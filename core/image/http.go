@@ -55,7 +55,12 @@ func newPolite(o Options, note func(string)) *polite {
 		IdleConnTimeout:       30 * time.Second,
 		DisableCompression:    true, // a blob's digest is of the bytes as sent
 	}
-	return &polite{inner: &tlsChoice{strict: t, insecure: insecure}, insecure: insecure, retries: o.Retries, note: note}
+	c := &tlsChoice{strict: t, insecure: insecure}
+	if len(insecure) > 0 {
+		c.lax = t.Clone()
+		c.lax.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // asked for by `insecure` in the configuration
+	}
+	return &polite{inner: c, insecure: insecure, retries: o.Retries, note: note}
 }
 
 // tlsChoice verifies certificates, but for the hosts that were configured.
@@ -68,10 +73,7 @@ func (t *tlsChoice) RoundTrip(r *http.Request) (*http.Response, error) {
 	if !allowed(t.insecure, r.URL.Host) {
 		return t.strict.RoundTrip(r)
 	}
-	lax := t.strict.Clone()
-	lax.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // asked for by `insecure` in the configuration
-	lax.DisableKeepAlives = true
-	return lax.RoundTrip(r)
+	return t.lax.RoundTrip(r)
 }
 
 func allowed(set map[string]bool, host string) bool {
@@ -239,6 +241,12 @@ func explain(err error, registry, what, from string) error {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return err
 	}
+	// First: to this machine both TLS and plain HTTP are tried, and the answer
+	// to the latter is then beside the point.
+	if badCertificate(err) {
+		return fault.Newf(fault.Unavailable, "registry %s: its certificate is not trusted", registry).
+			Hint("install its CA on this host, or list %s under `insecure`", registry).Because(cleaned(err))
+	}
 	if te, ok := errors.AsType[*transport.Error](err); ok {
 		return explainStatus(te, registry, what, from)
 	}
@@ -252,9 +260,6 @@ func explain(err error, registry, what, from string) error {
 	case errors.As(err, &dns):
 		return unavailable("registry %s: its name cannot be resolved", registry).
 			Hint("check the image's name and the host's DNS").Because(cleaned(err))
-	case badCertificate(err):
-		return unavailable("registry %s: its certificate is not trusted", registry).
-			Hint("install its CA on this host, or list %s under `insecure`", registry).Because(cleaned(err))
 	case errors.Is(err, errPlainHTTP):
 		return unavailable("registry %s offers only plain HTTP", registry).
 			Hint("list %s under `insecure` to allow it", registry).Because(errPlainHTTP)

@@ -544,3 +544,21 @@ func TestContext(t *testing.T) {
 		t.Errorf("left in the store: %q", left)
 	}
 }
+
+// TestInsecure: a certificate that nobody signed is refused, but for a
+// registry that is listed.
+func TestInsecure(t *testing.T) {
+	plain := newRegistry(t)
+	plain.push(t, "r", "1", ociManifest, nil, gz(t, layer(t, f{name: "x", body: "1"})))
+	srv := httptest.NewTLSServer(plain.Config.Handler)
+	defer srv.Close()
+	srv.Config.ErrorLog = nil2log()
+	host := strings.TrimPrefix(srv.URL, "https://")
+	_, err := resolve(t, openStore(t, image.Options{Retries: 1}), host+"/r:1", image.ResolveOptions{})
+	if fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("unknown certificate: %v; want a refusal that names it", err)
+	}
+	if _, err := resolve(t, openStore(t, image.Options{Insecure: []string{host}}), host+"/r:1", image.ResolveOptions{}); err != nil {
+		t.Errorf("listed under insecure: %v", err)
+	}
+}

@@ -262,10 +262,7 @@ func (s *Store) open(digest, ref string) (*Image, error) {
 	if _, err := os.Lstat(filepath.Join(dir, imageJSON)); err != nil {
 		return nil, err
 	}
-	hold, err := fsx.TryLock(filepath.Join(dir, holdFile), true)
-	if errors.Is(err, fsx.ErrLocked) {
-		return nil, fs.ErrNotExist // being removed
-	}
+	hold, err := holdShared(filepath.Join(dir, holdFile))
 	if err != nil {
 		return nil, err
 	}
@@ -278,6 +275,18 @@ func (s *Store) open(digest, ref string) (*Image, error) {
 	now := time.Now()
 	_ = os.Chtimes(img.LockPath, now, now)
 	return img, nil
+}
+
+// holdShared takes a shared hold. Others have it exclusively only for moments:
+// to see whether it is in use, or to move what it is of out of sight, after
+// which its file is no more (fs.ErrNotExist).
+func holdShared(path string) (*fsx.Lock, error) {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		l, err := fsx.TryLock(path, true)
+		if !errors.Is(err, fsx.ErrLocked) || time.Now().After(deadline) {
+			return l, err
+		}
+	}
 }
 
 func readRecord(path string) (record, error) {

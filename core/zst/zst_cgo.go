@@ -8,8 +8,6 @@ import (
 	"github.com/DataDog/zstd"
 )
 
-func newReader(r io.Reader) (io.ReadCloser, error) { return zstd.NewReader(r), nil }
-
 func newWriter(w io.Writer, level int) (io.WriteCloser, error) {
 	return zstd.NewWriterLevel(w, level), nil
 }
