@@ -217,6 +217,10 @@ func (d *Driver) probed(ctx context.Context, k machine.Kernel) (Verdict, error) 
 // that has come to the end of its own start-up: the processor, its clock, its
 // interrupts and its console work.
 func (d *Driver) probeKVM(ctx context.Context, k machine.Kernel) error {
+	return d.probeWith(ctx, k, "kvm")
+}
+
+func (d *Driver) probeWith(ctx context.Context, k machine.Kernel, accel string) error {
 	dir, err := os.MkdirTemp("", "vk-probe-*")
 	if err != nil {
 		return err
@@ -224,7 +228,7 @@ func (d *Driver) probeKVM(ctx context.Context, k machine.Kernel) error {
 	defer os.RemoveAll(dir)
 	var seen tail
 	k.Initrd, k.Cmdline = "", nil
-	g, err := d.boot(ctx, machine.Spec{Name: "kvm-probe", CPUs: 1, MemMiB: 256, Dir: dir, Kernel: k, Console: &seen}, "kvm")
+	g, err := d.boot(ctx, machine.Spec{Name: "kvm-probe", CPUs: 1, MemMiB: 256, Dir: dir, Kernel: k, Console: &seen}, accel)
 	if err != nil {
 		return err
 	}

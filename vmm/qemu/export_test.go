@@ -58,3 +58,8 @@ var (
 	MapCovers    = mapCovers
 	MeasureTSC   = measureTSC
 )
+
+// ProbeWith runs the KVM probe with another accelerator.
+func (d *Driver) ProbeWith(ctx context.Context, k machine.Kernel, accel string) error {
+	return d.probeWith(ctx, k, accel)
+}
