@@ -221,6 +221,15 @@ func TestReportCap(t *testing.T) {
 	if c := policy.ReportCap(policy.Lists{}, false); c.Fingerprint == "" || c.Lists.Restricted() {
 		t.Errorf("no cap: %+v", c)
 	}
+	run := policy.Lists{Names: []string{"a"}}
+	for mode, want := range map[string]string{
+		"switch": `{"names":["a"]}`, "none": `{"names":[],"ips":[]}`, "tap": `{}`, "pool": `{}`,
+	} {
+		c := policy.ReportCaps(mode, run, true, run)
+		if got, _ := json.Marshal(c.Run.Lists); string(got) != want || c.Run.DryRun != (mode == "switch") || c.Build.DryRun || c.Build.Lists.Names[0] != "a" {
+			t.Errorf("under %s: %s, %+v", mode, got, c)
+		}
+	}
 	big := policy.ReportCap(policy.Lists{Names: make([]string, 257)}, false)
 	if !big.TooLarge || big.Lists != nil || big.Fingerprint == "" {
 		t.Errorf("257 entries: %+v", big)

@@ -6,6 +6,20 @@ import (
 	"time"
 )
 
+// Witness is a Decider that also wants to know what the switch refused on its
+// own, before it asked: see Engine.Denied.
+type Witness interface {
+	Decider
+	Denied(Flow, Verdict)
+}
+
+// NameHolder is a Decider that also decides over the name that an allowed flow
+// asks for: see Engine.Asked.
+type NameHolder interface {
+	Decider
+	Asked(f Flow, asked string) Verdict
+}
+
 // Engine is a phase's policy at work: the Decider and Opener of a switch. It
 // holds a Stack for each VM, the addresses their lookups opened, and the
 // record. Safe for concurrent use.

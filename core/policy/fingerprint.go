@@ -66,6 +66,27 @@ func ReportCap(l Lists, dryRun bool) CapReport {
 	return r
 }
 
+// Caps are a node's caps as it holds jobs to them.
+type Caps struct {
+	Run   CapReport `json:"run"`
+	Build CapReport `json:"build"`
+}
+
+// ReportCaps is what a node says of its caps in its inventory. The run phase's
+// is [egress] under [net] mode "switch"; without a network ("none") it allows
+// nothing, and over a tap or a pool's device nothing is enforced. The build
+// phase's is [egress.build] whatever the mode.
+func ReportCaps(netMode string, run Lists, dryRun bool, build Lists) Caps {
+	switch netMode {
+	case "switch":
+	case "none":
+		run, dryRun = Lists{Names: []string{}, IPs: []IPRule{}}, false
+	default:
+		run, dryRun = Lists{}, false
+	}
+	return Caps{Run: ReportCap(run, dryRun), Build: ReportCap(build, false)}
+}
+
 func normalized(l Lists) Lists {
 	l.Names = slices.Clone(l.Names)
 	slices.Sort(l.Names)

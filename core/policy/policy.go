@@ -1,9 +1,16 @@
-// Package policy is where egress rules decide. Today it holds the contract
-// between the switch and the rules, and the one rule that a plain network has:
-// AllowAll. The layers of a real policy (node cap, hub rules, the job's lists,
-// a service's lists) will be Deciders put behind each other here, evaluated
-// one by one and never merged, so that a Verdict can name the layer that
-// decided.
+// Package policy is where egress rules decide, and where what they decided is
+// told. It is pure: no files, no network, and the clock is the caller's.
+//
+//   - The contract with the switch: Decider, Opener, Flow, Verdict.
+//   - Lists are read by ParseCap, ParseVariables and ParseFlags, and make a
+//     Layer; a Policy is all layers of a phase, a Stack those of one VM,
+//     evaluated one by one and never merged, so that a Verdict can name the
+//     layer that decided. OpenedTable knows what lookups opened. Engine puts
+//     them behind the switch's contract.
+//   - A Recorder adds up what happened. Of its Record are made the trace
+//     (DenialLines, AuditLines, Standing), the hub's Report and a Suggestion.
+//
+// docs/egress.md is the user's side of it.
 //
 // Vocabulary: a flow is one TCP connection, one UDP session or one series of
 // echo requests; a question is one DNS query; a port is a guest's socket on

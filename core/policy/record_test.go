@@ -341,6 +341,28 @@ func TestEngineFromManyGoroutines(t *testing.T) {
 	}
 }
 
+func TestEngineUnreadable(t *testing.T) {
+	w := newWorld(t, false, false)
+	var d policy.Decider = w.engine
+	_, opens := d.(policy.Opener)
+	_, sees := d.(policy.Witness)
+	_, holds := d.(policy.NameHolder)
+	if !opens || !sees || !holds {
+		t.Errorf("the engine is no Opener (%v), Witness (%v) or NameHolder (%v)", opens, sees, holds)
+	}
+	if v := w.engine.Unreadable("db"); v.Allow {
+		t.Errorf("%+v", v)
+	}
+	e := w.engine.Recorder().Snapshot().Entries
+	if len(e) != 1 || e[0].Dest != "?" || e[0].Kind != policy.KindText || e[0].Service != "db" || e[0].Outcome != policy.Blocked {
+		t.Errorf("%+v", e)
+	}
+	free := policy.NewEngine(policy.EngineConfig{Policy: &policy.Policy{Phase: policy.Run}, JobPort: "build"})
+	if v := free.Unreadable("build"); !v.Allow || len(free.Recorder().Snapshot().Entries) != 0 {
+		t.Errorf("unrestricted: %+v", v)
+	}
+}
+
 func TestContactedNames(t *testing.T) {
 	w := newWorld(t, true, false)
 	w.traffic(t)
