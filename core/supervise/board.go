@@ -21,32 +21,38 @@ type board struct {
 
 	mu      sync.Mutex
 	state   State
-	seq     uint64
 	changed chan struct{} // closed and replaced at each change
 
-	saveMu sync.Mutex // before mu
-	saved  uint64
-	failed bool // state.json could not be written; logged once
+	saveMu sync.Mutex // before mu; held over a change, which has one writer at a time
+	failed bool       // state.json could not be written; logged once
 }
 
 func newBoard(path string, log *slog.Logger, s State) *board {
 	return &board{path: path, log: log, state: s, changed: make(chan struct{})}
 }
 
-// update changes the state and publishes it. fn must replace slices, not
-// change their elements: snapshots share them.
+// update changes the state: first in state.json, then for those who watch, so
+// that whoever was told finds it written. fn is called once for each and must
+// replace slices, not change their elements: snapshots share them.
 func (b *board) update(fn func(s *State)) {
-	b.mu.Lock()
-	was := b.state.Phase
-	fn(&b.state)
-	if b.state.Phase != was {
-		b.state.Since = time.Now()
+	now := time.Now()
+	change := func(s *State) {
+		was := s.Phase
+		fn(s)
+		if s.Phase != was {
+			s.Since = now
+		}
 	}
-	b.seq++
+	b.saveMu.Lock()
+	defer b.saveMu.Unlock()
+	next := b.get()
+	change(&next)
+	b.save(next)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	change(&b.state)
 	close(b.changed)
 	b.changed = make(chan struct{})
-	b.mu.Unlock()
-	b.save()
 }
 
 // stage is update for a stage alone, which is told but not saved: state.json
@@ -71,25 +77,14 @@ func (b *board) snapshot() (State, <-chan struct{}) {
 
 func (b *board) get() State { s, _ := b.snapshot(); return s }
 
-// save replaces state.json. There is no fsync: the file means nothing after
-// the host's own end, when no process that it names exists.
-func (b *board) save() {
-	b.saveMu.Lock()
-	defer b.saveMu.Unlock()
-	b.mu.Lock()
-	s, seq := b.state, b.seq
-	b.mu.Unlock()
-	if seq == b.saved {
-		return
+// save replaces state.json; saveMu is held. There is no fsync: the file means
+// nothing after the host's own end, when no process that it names exists.
+func (b *board) save(s State) {
+	err := writeJSON(b.path, s, false)
+	if err != nil && !b.failed {
+		b.log.Warn("the guest goes on without its state file", logx.Path, b.path, logx.Err, err)
 	}
-	if err := writeJSON(b.path, s, false); err != nil {
-		if !b.failed {
-			b.log.Warn("the guest goes on without its state file", logx.Path, b.path, logx.Err, err)
-		}
-		b.failed = true
-		return
-	}
-	b.saved, b.failed = seq, false
+	b.failed = err != nil
 }
 
 // took notes the time of a step of the first start.

@@ -73,7 +73,7 @@ func (s *supervisor) prepareSteps() []step {
 			}
 			s.clients.serve(l, s)
 			return nil
-		}, s.clients.stopListening},
+		}, nil}, // finish stops listening, after it told of the end
 		{"image", func(ctx context.Context) (err error) {
 			image, err = s.holdImage(ctx)
 			return err

@@ -194,6 +194,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 		output:  newBoundedLog(filepath.Join(dir, CommandFile), d.ConsoleMax),
 		procLog: &limitWriter{w: os.Stderr, left: procLogMax},
 		kill:    make(chan struct{}),
+		clients: clients{asked: make(chan struct{}, 16)},
 		command: make(chan commandEnd, 1),
 	}
 	s.board = newBoard(filepath.Join(dir, StateFile), s.log, State{
@@ -208,7 +209,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 // live runs the guest until it has to end and takes everything down again. It
 // returns why, and whether the guest had been ready.
 func (s *supervisor) live(ctx context.Context, l *launcherPipe) (exit Exit, ready bool) {
-	s.board.save()
+	s.board.update(func(*State) {})
 	var undo []func()
 	defer func() {
 		for _, u := range undo {
@@ -302,7 +303,11 @@ func (s *supervisor) finish(exit Exit, ready bool, in *inherited) error {
 	s.console.Close()
 	s.output.Close()
 	in.launcher.ended(s.board.get())
+	if ready && (!exit.Asked() || exit.Reason == string(machine.PowerOff)) {
+		s.clients.linger()
+	}
 	s.clients.told(2 * time.Second)
+	s.clients.stopListening()
 
 	s.d.Hook("removing")
 	keep := s.spec.Keep && (ready || !in.launcher.waiting())

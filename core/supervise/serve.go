@@ -23,8 +23,49 @@ type clients struct {
 	telling  group // waiters that have not heard of the end yet
 	draining group // splices whose guest's output may still be under way
 
-	mu   sync.Mutex
-	held []net.Conn // closed by the supervisor's end
+	mu     sync.Mutex
+	held   []net.Conn // closed by the supervisor's end
+	joined time.Time  // when the last splice ended
+
+	asked chan struct{} // somebody was told of the end
+}
+
+// Limits of linger.
+const (
+	lingerMax  = time.Second
+	lingerIdle = 100 * time.Millisecond
+)
+
+// linger gives clients whose streams ended with the guest the time to come
+// back and ask why.
+func (c *clients) linger() {
+	c.mu.Lock()
+	recent := time.Since(c.joined) < 2*time.Second
+	c.mu.Unlock()
+	if !recent {
+		return
+	}
+	end := time.After(lingerMax)
+	var idle <-chan time.Time // from the first that asked
+	for {
+		select {
+		case <-c.asked:
+			idle = time.After(lingerIdle)
+		case <-idle:
+			return
+		case <-end:
+			return
+		}
+	}
+}
+
+func (c *clients) sawEnd(s State) {
+	if s.Phase == Ended {
+		select {
+		case c.asked <- struct{}{}:
+		default:
+		}
+	}
 }
 
 func (c *clients) hold(conn net.Conn) {
@@ -146,6 +187,7 @@ func (s *supervisor) client(conn *net.UnixConn) {
 	case opState:
 		st := s.board.get()
 		tell(conn, answer{State: &st, Done: true}, nil)
+		s.clients.sawEnd(st)
 	case opWait:
 		s.follow(conn, func(st State) bool { return phaseIndex(st.Phase) >= phaseIndex(r.Until) })
 	case opStop, opKill:
@@ -211,7 +253,9 @@ func (s *supervisor) follow(conn *net.UnixConn, reached func(State) bool) {
 	for {
 		st, changed := s.board.snapshot()
 		done := st.Phase == Ended || reached(st)
-		if tell(conn, answer{State: &st, Done: done}, nil) != nil || done {
+		err := tell(conn, answer{State: &st, Done: done}, nil)
+		s.clients.sawEnd(st)
+		if err != nil || done {
 			return
 		}
 		select {
@@ -235,6 +279,9 @@ func (s *supervisor) joinGuest(conn *net.UnixConn) {
 	s.clients.draining.add()
 	defer s.clients.draining.done()
 	splice(conn, &agentStream{Stream: st})
+	s.clients.mu.Lock()
+	s.clients.joined = time.Now()
+	s.clients.mu.Unlock()
 }
 
 // reboot asks the agent to reboot and follows until the guest runs again.
