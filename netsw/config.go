@@ -47,6 +47,9 @@ type Config struct {
 	// Pcap, when set, gets every frame in pcap format. It is written to from
 	// many goroutines, one at a time. Close flushes but does not close it.
 	Pcap io.Writer
+	// PcapPath, when set and Pcap is not, is a file (made, or emptied; mode 0600)
+	// that gets the same; Close closes it. Meant for $VIRTKIT_PCAP.
+	PcapPath string
 
 	// DialTimeout ends an attempt to connect to the outside; 0 = 2 minutes.
 	DialTimeout time.Duration

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
@@ -326,6 +328,24 @@ func TestCaptureHasBothDirections(t *testing.T) {
 	out := buf.String()
 	if !strings.HasPrefix(out, "\x4d\x3c\xb2\xa1") || strings.Count(out, "netswtest ping") != 2 {
 		t.Errorf("capture of %d bytes lacks its header or one of the two frames", len(out))
+	}
+}
+
+func TestCaptureFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "job.pcap")
+	sw := open(t, netsw.Config{PcapPath: path})
+	_, g := join(t, sw, "a")
+	if g.WaitFrame(echoTo(g, sw.Gateway(), 1), limit, isEchoReply) == nil {
+		t.Fatal("no echo")
+	}
+	if err := sw.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(path); err != nil || bytes.Count(b, []byte("netswtest ping")) != 2 {
+		t.Errorf("capture of %d bytes, %v, want both frames", len(b), err)
+	}
+	if _, err := netsw.New(netsw.Config{PcapPath: filepath.Join(path, "no")}); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("New with a capture that cannot be made = %v, want an error with its path", err)
 	}
 }
 

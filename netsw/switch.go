@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -32,6 +33,8 @@ type Switch struct {
 	policy policy.Decider
 	guard  *hostGuard
 	pcap   *pcap.Writer // nil = off
+
+	pcapFile *os.File // when the capture is ours to close
 
 	table atomic.Pointer[table] // copied on write, under mu
 
@@ -96,14 +99,13 @@ func New(cfg Config) (*Switch, error) {
 	s.guard = newHostGuard(s)
 	s.table.Store(&table{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	if cfg.Pcap != nil {
-		if s.pcap, err = pcap.New(cfg.Pcap); err != nil {
-			return nil, fmt.Errorf("writing the capture's header: %w", err)
-		}
+	if err := s.openCapture(); err != nil {
+		s.cancel()
+		return nil, err
 	}
 	if s.gw, err = newGateway(s); err != nil {
 		s.cancel()
-		return nil, err
+		return nil, errors.Join(err, s.closeCapture())
 	}
 	s.log.Debug("switch made; IPv6 is off", "subnet", s.subnet.String(), "resolvers", fmt.Sprint(s.dns))
 	return s, nil
@@ -210,10 +212,38 @@ func (s *Switch) Close() error {
 		p.unplug()
 	}
 	s.gw.close(s.wg.Wait)
-	if s.pcap != nil {
-		if err := s.pcap.Flush(); err != nil {
-			return fmt.Errorf("writing the capture: %w", err)
+	return s.closeCapture()
+}
+
+func (s *Switch) openCapture() error {
+	w := s.cfg.Pcap
+	if w == nil && s.cfg.PcapPath != "" {
+		f, err := os.OpenFile(s.cfg.PcapPath, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+		if err != nil {
+			return fmt.Errorf("opening the capture: %w", err)
 		}
+		w, s.pcapFile = f, f
+	}
+	if w == nil {
+		return nil
+	}
+	var err error
+	if s.pcap, err = pcap.New(w); err != nil {
+		return errors.Join(fmt.Errorf("writing the capture's header: %w", err), s.closeCapture())
+	}
+	return nil
+}
+
+func (s *Switch) closeCapture() error {
+	var err error
+	if s.pcap != nil {
+		err = s.pcap.Flush()
+	}
+	if s.pcapFile != nil {
+		err = errors.Join(err, s.pcapFile.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("writing the capture: %w", err)
 	}
 	return nil
 }
