@@ -11,8 +11,6 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
 	"virtkit/core/guestwire"
@@ -391,6 +389,3 @@ func randomHex(n int) string {
 	rand.Read(b)
 	return hex.EncodeToString(b)
 }
-
-// closeOnExec keeps an inherited descriptor from the VMM.
-func closeOnExec(fd int) { unix.CloseOnExec(fd) }
