@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -100,6 +101,38 @@ type HubEgress struct {
 	Run    Lists        `json:"run"`
 	Build  Lists        `json:"build"`
 	DryRun []HubDryRule `json:"dry_run,omitempty"`
+}
+
+// UnmarshalJSON wants both phases, in each rule too: one left out would be one
+// left unrestricted.
+func (h *HubEgress) UnmarshalJSON(b []byte) error {
+	type plain HubEgress
+	if err := bothPhases(b); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, (*plain)(h))
+}
+
+// UnmarshalJSON is as HubEgress's.
+func (r *HubDryRule) UnmarshalJSON(b []byte) error {
+	type plain HubDryRule
+	if err := bothPhases(b); err != nil {
+		return err
+	}
+	return json.Unmarshal(b, (*plain)(r))
+}
+
+func bothPhases(b []byte) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(b, &keys); err != nil {
+		return err
+	}
+	for _, p := range []Phase{Run, Build} {
+		if _, has := keys[string(p)]; !has {
+			return fmt.Errorf("the hub's egress rules: no %s phase", p)
+		}
+	}
+	return nil
 }
 
 // HubDryRule is a rule that the hub has in dry-run.

@@ -154,6 +154,12 @@ func TestHubEgress(t *testing.T) {
 	if err := h.Check(); err == nil || !strings.Contains(err.Error(), "33 rules") {
 		t.Errorf("33 rules: %v", err)
 	}
+	for _, bad := range []string{`{"rules":["r"],"run":{"names":[]}}`, `{"build":{}}`, `{"run":{},"build":{},"dry_run":[{"rule":"r","run":{}}]}`, `{"run":null,"build":{}}`} {
+		var h policy.HubEgress
+		if err := json.Unmarshal([]byte(bad), &h); err == nil {
+			t.Errorf("%s is taken as %+v", bad, h)
+		}
+	}
 	var none *policy.HubEgress
 	if none.Check() != nil || none.CheckMode("tap") != nil || none.CheckWindowsBuild() != nil || none.Restricts(policy.Run) {
 		t.Error("no hub restricts")

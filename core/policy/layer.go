@@ -63,7 +63,7 @@ type Layer struct {
 // netsOfLength holds the networks of one prefix length.
 type netsOfLength struct {
 	mask  uint32
-	ports map[uint32][]uint16 // by network; an empty list is every port
+	ports map[uint32][]uint16 // sorted, by network; none is every port
 }
 
 func newLayer(kind string, l Lists) *Layer {
@@ -86,9 +86,14 @@ func newLayer(kind string, l Lists) *Layer {
 		case r.Port == 0:
 			ports = []uint16{}
 		case !had || len(ports) > 0:
-			ports = addOnce(ports, r.Port)
+			ports = append(ports, r.Port)
 		}
 		y.nets[i].ports[key] = ports
+	}
+	for _, n := range y.nets {
+		for _, ports := range n.ports {
+			slices.Sort(ports)
+		}
 	}
 	return y
 }
@@ -197,7 +202,13 @@ func (y *Layer) AllowsIP(dst netip.AddrPort) bool {
 	n := number(a)
 	for i := range y.nets {
 		ports, ok := y.nets[i].ports[n&y.nets[i].mask]
-		if ok && (len(ports) == 0 || dst.Port() != 0 && slices.Contains(ports, dst.Port())) {
+		if !ok {
+			continue
+		}
+		if len(ports) == 0 {
+			return true
+		}
+		if _, listed := slices.BinarySearch(ports, dst.Port()); listed {
 			return true
 		}
 	}

@@ -303,6 +303,32 @@ func TestSuggestionWorks(t *testing.T) {
 	}
 }
 
+func TestWhatIsNotSuggested(t *testing.T) {
+	r := policy.NewRecorder(policy.Build)
+	for _, n := range []string{"dev", "7.2.0.192.in-addr.arpa", "a b.example", "ok.example"} {
+		r.Judged("", ask(n), allowed, false, t0)
+	}
+	r.Judged("", ask("ok.example"), policy.Judgement{Verdict: policy.Verdict{Allow: true}, Would: []policy.Would{{Layer: policy.LayerHub, Rule: "r"}}}, false, t0)
+	s := policy.Suggest(r.Snapshot(), []string{"localhost"}, nil)
+	want := `[egress.build]
+allow_name = [
+  "ok.example", # dns, 2 times
+]
+allow_ip = []
+# left out, as no entry should allow it:
+#   7.2.0.192.in-addr.arpa  dns, once
+#   a?b.example  dns, once
+#   dev  dns, once
+#   localhost  in an earlier run
+`
+	if d := cmp.Diff(want, s.TOML()); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	if got := policy.Suggest(policy.Record{Phase: policy.Run}, nil, nil).YAML(); got != "# nothing was contacted: there is nothing to allow\n" {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestEngineFromManyGoroutines(t *testing.T) {
 	w := newWorld(t, false, true)
 	var wg sync.WaitGroup

@@ -72,31 +72,46 @@ func (l Lists) MarshalJSON() ([]byte, error) {
 	return json.Marshal(w)
 }
 
-// UnmarshalJSON checks every entry, as for lists that a hub sends. null is as
-// absent as no key.
+// UnmarshalJSON reads lists that a hub sends, and checks every entry. A key it
+// does not know and a null are errors, not absent lists: what is absent
+// restricts nothing.
 func (l *Lists) UnmarshalJSON(b []byte) error {
-	var w wireLists
-	if err := json.Unmarshal(b, &w); err != nil {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(b, &keys); err != nil {
 		return err
 	}
-	*l = Lists{}
-	if w.Names != nil {
-		l.Names = []string{}
-		for _, s := range *w.Names {
-			n, err := ParseName(s)
-			if err != nil {
-				return fmt.Errorf("name %s: %w", quote(s), err)
-			}
-			l.Names = addOnce(l.Names, n)
-		}
+	if keys == nil {
+		return errors.New("egress lists: null")
 	}
-	if w.IPs != nil {
-		l.IPs = []IPRule{}
-		for _, r := range *w.IPs {
-			l.IPs = addOnce(l.IPs, r)
+	read := func(key string) ([]string, error) {
+		raw, has := keys[key]
+		if !has {
+			return nil, nil
 		}
+		delete(keys, key)
+		var out []string
+		if err := json.Unmarshal(raw, &out); err != nil {
+			return nil, fmt.Errorf("egress lists: %s: %w", key, err)
+		}
+		if out == nil {
+			return nil, fmt.Errorf("egress lists: %s: null", key)
+		}
+		return out, nil
 	}
-	return nil
+	names, err := read("names")
+	if err != nil {
+		return err
+	}
+	addrs, err := read("ips")
+	if err != nil {
+		return err
+	}
+	for k := range keys {
+		return fmt.Errorf("egress lists: unknown key %s", quote(k))
+	}
+	got, bad := parseLists(names, addrs, Source{Key: "egress lists: names"}, Source{Key: "egress lists: ips"})
+	*l = got
+	return Refuse(bad)
 }
 
 type wireLists struct {
@@ -147,10 +162,15 @@ func ParseName(s string) (string, error) {
 	case len(s) > maxName:
 		return "", fmt.Errorf("longer than a DNS name can be (%d bytes, at most %d)", len(s), maxName)
 	}
+	last := ""
 	for label := range strings.SplitSeq(low, ".") {
 		if err := checkLabel(label); err != nil {
 			return "", err
 		}
+		last = label
+	}
+	if strings.Trim(last, "0123456789") == "" {
+		return "", errors.New("not a DNS suffix: it ends with a number (an IPv4 network belongs in allow_ip)")
 	}
 	return low, nil
 }

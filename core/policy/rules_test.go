@@ -41,6 +41,7 @@ func TestParseName(t *testing.T) {
 		"example.com:443":                      "a port, which a name cannot have (write example.com)",
 		"example.com.":                         "a trailing dot (write example.com)",
 		".":                                    "a trailing dot",
+		"10.0.0":                               "not a DNS suffix: it ends with a number (an IPv4 network belongs in allow_ip)",
 		"a..b":                                 "an empty label between two dots",
 		"example.com/path":                     "a path: write the name alone (write example.com)",
 		"192.0.2.1":                            "an address, which belongs in allow_ip",
@@ -169,7 +170,7 @@ func TestAbsentAndEmpty(t *testing.T) {
 }
 
 func TestListsFromAHubAreChecked(t *testing.T) {
-	for _, in := range []string{`{"names":["*.x"]}`, `{"ips":["::/0"]}`, `{"names":"x"}`} {
+	for _, in := range []string{`{"names":["*.x"]}`, `{"ips":["::/0"]}`, `{"names":"x"}`, `{"names":null}`, `{"name":["a.b"]}`, `null`, `[]`} {
 		var l policy.Lists
 		if err := json.Unmarshal([]byte(in), &l); err == nil {
 			t.Errorf("%s is taken as %+v", in, l)

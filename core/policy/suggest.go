@@ -16,8 +16,8 @@ type Suggestion struct {
 	Names []Suggested
 	IPs   []Suggested
 	// Left are destinations that make no entry: text that is no name, reverse
-	// lookups (an entry would let data out in the names queried), names asked
-	// for on another name's address.
+	// lookups (an entry would let data out in the names queried), single
+	// labels, names asked for on another name's address.
 	Left []Suggested
 	// Refused are destinations that only ever were blocked: not proposed, since
 	// refusing may be what the policy is for.
@@ -75,7 +75,7 @@ func Suggest(r Record, standing []string, policy *Policy) Suggestion {
 			continue
 		}
 		switch _, err := ParseName(n); {
-		case err != nil || isReverse(n):
+		case err != nil || !proposable(n):
 			left.standing(n)
 		default:
 			names.standing(n)
@@ -92,7 +92,7 @@ func Suggest(r Record, standing []string, policy *Policy) Suggestion {
 func (e *Entry) entry() (entry string, isName, ok bool) {
 	switch e.Kind {
 	case KindDomain:
-		return e.Dest, true, !isReverse(e.Dest)
+		return e.Dest, true, proposable(e.Dest)
 	case KindText:
 		return e.Dest, true, false
 	}
@@ -104,6 +104,13 @@ func (e *Entry) entry() (entry string, isName, ok bool) {
 		return e.Dest, false, false
 	}
 	return netip.PrefixFrom(ap.Addr(), ap.Addr().BitLen()).String() + fmt.Sprintf(":%d", ap.Port()), false, ap.Addr().Is4()
+}
+
+// proposable says whether a name makes an entry. A single label does not: as
+// a suffix it would be all of a top-level domain, while a guest that asks for
+// one mostly means a machine of its own network.
+func proposable(n string) bool {
+	return strings.Contains(n, ".") && !isReverse(n)
 }
 
 func isReverse(n string) bool {

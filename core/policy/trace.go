@@ -7,8 +7,11 @@ import (
 	"strings"
 )
 
-// traceLines bounds a block of the trace.
-const traceLines = 50
+// Bounds of the trace's blocks, in lines.
+const (
+	traceLines = 50
+	auditLines = 1000
+)
 
 // LayerLines are the lines that tell a job under a hub's rules which rules
 // they are, and each phase's lists layer by layer. Without a hub layer there
@@ -135,7 +138,7 @@ func AuditLines(r Record) []string {
 		}
 		return strings.Compare(a.Dest, b.Dest)
 	})
-	out := blockOf("egress audit: what "+what+" contacted", l, len(l))
+	out := blockOf("egress audit: what "+what+" contacted", l, auditLines)
 	if n := r.Uncounted.Observed; n > 0 {
 		out = append(out, "virtkit:   and "+number64(n)+" more contacts, only counted: the log is full")
 	}
