@@ -11,6 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// portPatience is how long the port may be missing before the console hears
+// of it; it is waited for in any case.
+const portPatience = 2 * time.Second
+
 // serialListener accepts sessions on the virtio-serial port of a name, one at
 // a time: the device has one opener.
 type serialListener struct {
@@ -25,7 +29,12 @@ func (l *serialListener) Accept() (net.Conn, error) {
 	if l.last != nil {
 		<-l.last
 	}
+	start, told := time.Now(), false
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		if !told && time.Since(start) > portPatience && l.find() == "" {
+			told = true
+			l.say("no virtio-serial port is named %s: is the driver there?", l.name)
+		}
 		conn, err := l.try()
 		if conn != nil || err != nil {
 			return conn, err
