@@ -160,21 +160,25 @@ func fakeQEMU(t *testing.T, version string) string {
 	return p
 }
 
+// kvmHost is a host whose /dev/kvm opens, which proves nothing: a kernel, the
+// device and a QEMU.
+func kvmHost(t *testing.T) (k machine.Kernel, dev, bin string) {
+	t.Helper()
+	k.Image = filepath.Join(t.TempDir(), "k")
+	dev = filepath.Join(t.TempDir(), "kvm")
+	for _, f := range []string{k.Image, dev} {
+		if err := os.WriteFile(f, []byte("k"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return k, dev, fakeQEMU(t, "8.2.1")
+}
+
 func TestAccelDecision(t *testing.T) {
-	kernel := filepath.Join(t.TempDir(), "k")
-	if err := os.WriteFile(kernel, []byte("k"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	k := machine.Kernel{Image: kernel}
-	dev := filepath.Join(t.TempDir(), "kvm") // opens, and proves nothing
-	if err := os.WriteFile(dev, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	k, dev, bin := kvmHost(t)
 	var probes atomic.Int32
 	works := func(context.Context, machine.Kernel) error { probes.Add(1); return nil }
 	fails := func(context.Context, machine.Kernel) error { probes.Add(1); return errors.New("it hangs") }
-	hangs := func(ctx context.Context, _ machine.Kernel) error { probes.Add(1); <-ctx.Done(); return ctx.Err() }
-	bin := fakeQEMU(t, "8.2.1")
 
 	for name, c := range map[string]struct {
 		accel, env, dev string
@@ -209,6 +213,13 @@ func TestAccelDecision(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAccelProbes(t *testing.T) {
+	k, dev, bin := kvmHost(t)
+	var probes atomic.Int32
+	works := func(context.Context, machine.Kernel) error { probes.Add(1); return nil }
+	hangs := func(ctx context.Context, _ machine.Kernel) error { <-ctx.Done(); return ctx.Err() }
 
 	t.Run("many at once probe once", func(t *testing.T) {
 		t.Setenv(qemu.AccelEnv, "")

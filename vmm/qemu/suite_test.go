@@ -29,7 +29,7 @@ func real(t *testing.T, kernel string) (*qemu.Driver, machine.Spec) {
 
 func TestQEMUPassesTheSuite(t *testing.T) {
 	d, spec := real(t, "")
-	vmmtest.RunSuite(t, vmmtest.Factory{Driver: d, Spec: spec, Many: 4, FloodKiB: 512, Limit: time.Minute})
+	vmmtest.RunSuite(t, vmmtest.Factory{Driver: d, Spec: spec, Many: 4, FloodKiB: 128, Limit: time.Minute})
 }
 
 // TestProbe runs what the KVM probe runs, under emulation: a kernel without a
