@@ -17,8 +17,9 @@ import (
 )
 
 type logsOptions struct {
-	follow bool
-	exact  bool
+	follow  bool
+	exact   bool
+	command bool
 }
 
 func newLogs(a *app) *cli.Command {
@@ -28,12 +29,13 @@ func newLogs(a *app) *cli.Command {
 		Usage:     "print a guest's console",
 		ArgsUsage: "NAME",
 		Description: "Prints what the guest wrote to its console: its kernel's messages, the agent's,\n" +
-			"and the output of a detached program. Terminal control sequences are removed\n" +
-			"unless --exact is given. The oldest part is dropped once a console has grown\n" +
-			"too large.",
+			"and what its programs write there. With --command the output of the command of a\n" +
+			"detached guest instead. Terminal control sequences are removed unless --exact is\n" +
+			"given. The oldest part is dropped once it has grown too large.",
 		Flags: []cli.Flag{
 			cliutil.Bool(&o.follow, "follow", "go on until the guest ends").Short("f"),
 			cliutil.Bool(&o.exact, "exact", "print every byte as it came"),
+			cliutil.Bool(&o.command, "command", "print the output of a detached guest's command instead"),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			h, err := a.host()
@@ -55,17 +57,21 @@ func gone(dir string) bool {
 	return err != nil
 }
 
-// printLogs copies a job directory's console to w; with follow until ended
+// printLogs copies a job directory's console or command output to w; with follow until ended
 // reports true and all is printed.
 func printLogs(ctx context.Context, w io.Writer, dir string, o logsOptions, ended func() bool) error {
 	out := w
 	if !o.exact {
 		out = &plainWriter{w: w}
 	}
-	if err := copyFile(out, filepath.Join(dir, "console.log.1")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	name := "console.log"
+	if o.command {
+		name = supervise.CommandFile
+	}
+	if err := copyFile(out, filepath.Join(dir, name+".1")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	tail := &follower{path: filepath.Join(dir, "console.log")}
+	tail := &follower{path: filepath.Join(dir, name)}
 	defer tail.close()
 	for {
 		over := !o.follow || ended()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -178,7 +179,21 @@ func (hg *hostGuests) start(ctx context.Context, s supervise.Spec) (guest, error
 	if err != nil {
 		return nil, errors.Join(err, release(r))
 	}
+	if hg.a.g.verbose {
+		if st, err := client.State(ctx); err == nil {
+			hg.a.say("%s", stepsText(st))
+		}
+	}
 	return &liveGuest{client: client, spec: r.Spec}, nil
+}
+
+// stepsText says where a start's time went.
+func stepsText(st supervise.State) string {
+	parts := make([]string, 0, len(st.Steps)+1)
+	for _, s := range st.Steps {
+		parts = append(parts, fmt.Sprintf("%s %d ms", s.Name, s.Took.Milliseconds()))
+	}
+	return fmt.Sprintf("started in %d ms: %s", st.BootMS, strings.Join(parts, ", "))
 }
 
 // release removes a reservation whose supervisor did not come to life, unless
