@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,8 +22,8 @@ import (
 // [executor] tools_dir, which is not acted on yet. Until then these are the
 // lines of the recordings that are out of reach, and nothing else is.
 var missingHelper = map[string][]string{
-	execdrv.StageRestoreCache: {"\x1b[0;33mMissing gitlab-runner. Extracting cache is disabled.\x1b[0;m", "\x1b[0;33mMissing gitlab-runner. Extracting cache is disabled.\x1b[0;m"},
-	execdrv.StageDownload:     {"\x1b[0;33mMissing gitlab-runner. Downloading artifacts is disabled.\x1b[0;m"},
+	execdrv.StageRestoreCache: {"\x1b[0;33mMissing gitlab-runner. Extracting cache is disabled.\x1b[0;m"},
+	execdrv.StageDownload:     {"\x1b[0;33mMissing gitlab-runner. Artifacts downloading is disabled.\x1b[0;m"},
 	execdrv.StageCache:        {"\x1b[0;33mMissing gitlab-runner. Creating cache is disabled.\x1b[0;m"},
 	execdrv.StageUpload: {"\x1b[0;33mMissing gitlab-runner. Uploading artifacts is disabled.\x1b[0;m",
 		"\x1b[0;33mMissing gitlab-runner. Uploading artifacts is disabled.\x1b[0;m"},
@@ -172,6 +173,7 @@ func TestReplay(t *testing.T) {
 					if err != nil || res.Exit != 0 || res.FileCode != "" {
 						t.Fatalf("%s: exit %d, code %q, %v\n%s%s", st.Name, res.Exit, res.FileCode, err, res.Stdout, res.Stderr)
 					}
+					t.Logf("%s took %v", st.Name, res.Took.Round(time.Millisecond))
 					want := j.Want[st.Name]
 					if lines, ok := missingHelper[st.Name]; ok {
 						want = customdriver.Output{Stdout: lines}
