@@ -273,3 +273,28 @@ func TestGitlabCheck(t *testing.T) {
 	}
 	nothingLeft(t, h)
 }
+
+// A prepare that is told to end undoes what it did, before any cleanup.
+func TestPrepareIsCancelled(t *testing.T) {
+	h := guests(t)
+	for _, after := range []time.Duration{50 * time.Millisecond, 500 * time.Millisecond, 1500 * time.Millisecond} {
+		s := plainJob(t, h.Driver(), map[string]string{"MICROVM_IMAGE": busybox(t, h)}, nil)
+		cmd := s.Command([]string{h.VK, "gitlab", "prepare"})
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(after) // the moment is what is tried
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 2 && code != 0 && after > 50*time.Millisecond {
+			t.Errorf("SIGTERM after %v: exit %d\n%s", after, code, out.String())
+		} else if code == 0 {
+			if res, err := s.Cleanup(t.Context()); err != nil || res.Exit != 0 {
+				t.Errorf("cleanup: %+v %v", res, err)
+			}
+		}
+		nothingLeft(t, h)
+	}
+}
