@@ -243,3 +243,33 @@ func TestReportCap(t *testing.T) {
 }
 
 const goldenFingerprint = "fc636b191d2c4877"
+
+// FuzzHubEgress: whatever a hub sends is refused, or says for each phase what
+// it says again when written.
+func FuzzHubEgress(f *testing.F) {
+	f.Add([]byte(`{"rules":["wab"],"run":{"names":["a.b"],"ips":["10.0.0.0/8:1"]},"build":{},"dry_run":[{"rule":"r","run":{"ips":[]},"build":{}}]}`))
+	f.Add([]byte(`{"run":{},"build":null}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h policy.HubEgress
+		if json.Unmarshal(b, &h) != nil || h.Check() != nil {
+			return
+		}
+		out, err := json.Marshal(h)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var again policy.HubEgress
+		if err := json.Unmarshal(out, &again); err != nil {
+			t.Fatalf("%s reads as %s, which does not read: %v", b, out, err)
+		}
+		for _, p := range []policy.Phase{policy.Run, policy.Build} {
+			one := &policy.Policy{Phase: p, Hub: &h}
+			two := &policy.Policy{Phase: p, Hub: &again}
+			if one.Fingerprint() != two.Fingerprint() {
+				t.Errorf("%s: phase %s changes through %s", b, p, out)
+			}
+			one.Stack("").Name("a.b")
+			policy.LayerLines(one, two)
+		}
+	})
+}

@@ -171,6 +171,9 @@ func TestReportGolden(t *testing.T) {
 	bw := policy.NewEngine(policy.EngineConfig{Now: w.clock.now, JobPort: "build", Policy: &policy.Policy{Phase: policy.Build, Cap: lists(t, []string{"debian.org"}, nil),
 		Hub: &policy.HubEgress{DryRun: []policy.HubDryRule{{Rule: "wab-release", Build: lists(t, []string{}, nil)}}}}})
 	bw.Decide(policy.Flow{Port: "build", Proto: policy.DNS, Name: "deb.debian.org"})
+	if l := policy.DenialLines(bw.Recorder().Snapshot(), nil); l != nil {
+		t.Errorf("what a hub's rule in dry-run would block in a build is in the trace:\n%s", lines(l))
+	}
 	r := policy.BuildReport(policy.ReportInput{Revision: 7, Hub: w.policy.Hub,
 		Refusals: w.policy.Unreachable(),
 		Run:      &policy.PhaseInput{Record: w.engine.Recorder().Snapshot(), Cap: policy.ReportCap(w.policy.Cap, false).Fingerprint, Sent: &sent, Received: &received},

@@ -111,20 +111,24 @@ func TestReportBounds(t *testing.T) {
 		t.Run(c.what, func(t *testing.T) {
 			r := policy.NewRecorder(policy.Run)
 			at := t0
+			step := time.Second
 			more := func(from, to int, j policy.Judgement) {
 				for i := from; i < to; i++ {
-					at = at.Add(time.Millisecond)
+					at = at.Add(step)
 					r.Judged("", ask(fmt.Sprintf(c.name, i)), j, false, at)
 				}
 			}
 			more(0, 300, refused)
 			more(300, 600, allowed)
 			early := build(r)
+			// Counts and times take more room as they grow.
+			step = time.Millisecond
+			for range 100 {
+				more(0, 300, refused)
+				more(300, 600, allowed)
+			}
 			more(600, 1200, refused)
 			more(1200, 1500, allowed)
-			for range 1000 {
-				more(0, 1, refused)
-			}
 			late := build(r)
 			b, err := json.Marshal(late)
 			if err != nil || len(b) > 256<<10 {
@@ -149,8 +153,8 @@ func TestReportBounds(t *testing.T) {
 			if int(o.Blocked) != 900-len(late.Blocked) || int(o.Observed) != 600-len(late.Observed) || late.Run.Coverage != policy.Partial {
 				t.Errorf("%d and %d of 900 and 600 listed, %+v", len(late.Blocked), len(late.Observed), late.Run)
 			}
-			if late.Run.OmittedEvents != o {
-				t.Errorf("omitted once each, yet %+v events", late.Run.OmittedEvents)
+			if late.Run.OmittedEvents.Blocked < o.Blocked {
+				t.Errorf("%+v events in the entries omitted", late.Run.OmittedEvents)
 			}
 		})
 	}

@@ -18,8 +18,7 @@ type Stack struct {
 	dryRun     bool
 	candidates []*Layer
 	enforced   []*Layer // those that restrict something
-	all        []*Layer // likewise, were the dry-run off
-	allowlist  []*Layer // likewise, without the hub's
+	all        []*Layer // likewise, were the node's dry-run off
 }
 
 // StackConfig is what a Stack is made of; every part may be missing.
@@ -48,9 +47,6 @@ func NewStack(c StackConfig) *Stack {
 		s.all = append(s.all, y)
 		if y == c.Hub || !c.DryRun {
 			s.enforced = append(s.enforced, y)
-		}
-		if y != c.Hub {
-			s.allowlist = append(s.allowlist, y)
 		}
 	}
 	return s
@@ -86,7 +82,7 @@ func (s *Stack) Name(q string) Judgement {
 	}
 	j := Judgement{Verdict: Verdict{Allow: true}}
 	if s.dryRun {
-		if y := refusesName(s.allowlist, q); y != nil {
+		if y := refusesName(s.all, q); y != nil {
 			j.Would = append(j.Would, Would{Layer: y.Kind, Reason: y.outside(DimName)})
 		}
 	}
@@ -106,8 +102,8 @@ func (s *Stack) Unreadable() Judgement {
 		return Judgement{Verdict: deny(s.enforced[0], "a query that cannot be read is refused under an allowlist")}
 	}
 	j := Judgement{Verdict: Verdict{Allow: true}}
-	if len(s.allowlist) > 0 {
-		j.Would = append(j.Would, Would{Layer: s.allowlist[0].Kind, Reason: "a query that cannot be read is refused under an allowlist"})
+	if len(s.all) > 0 {
+		j.Would = append(j.Would, Would{Layer: s.all[0].Kind, Reason: "a query that cannot be read is refused under an allowlist"})
 	}
 	for _, y := range s.candidates {
 		j.Would = append(j.Would, candidate(y, "a query that cannot be read is refused under an allowlist"))
@@ -142,14 +138,14 @@ func (s *Stack) IP(f Flow, openedBy []string) Judgement {
 		openedBy = openedBy[:maxOpeners]
 	}
 	usable := openedBy
-	if f.Dst.Port() == dnsPort && f.Proto != ICMP {
+	if f.Dst.Port() == dnsPort {
 		usable = nil
 	}
 	if y := refusesIP(s.enforced, f.Dst, usable); y != nil {
 		return Judgement{Verdict: deny(y, ipReason(y, f.Dst, usable, openedBy))}
 	}
 	j := Judgement{Verdict: Verdict{Allow: true}}
-	if s.dryRun && len(s.allowlist) > 0 {
+	if s.dryRun {
 		if y := refusesIP(s.all, f.Dst, usable); y != nil {
 			j.Would = append(j.Would, Would{Layer: y.Kind, Reason: ipReason(y, f.Dst, usable, openedBy)})
 		}
@@ -227,7 +223,7 @@ func (s *Stack) Asked(f Flow, openedBy []string, asked string) Judgement {
 	}
 	j := Judgement{Verdict: Verdict{Allow: true}}
 	if s.dryRun {
-		if y := refuses(s.allowlist); y != nil {
+		if y := refuses(s.all); y != nil {
 			j.Would = append(j.Would, Would{Layer: y.Kind, Reason: y.outside(DimName) + ": " + why})
 		}
 	}

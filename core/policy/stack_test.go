@@ -66,6 +66,16 @@ func TestSuffixes(t *testing.T) {
 	}
 }
 
+func TestCanonicalName(t *testing.T) {
+	for in, want := range map[string]string{
+		"A.b.": "a.b", "a.b": "a.b", ".": "", "": "", `a\.`: `a\.`, `a\\.`: `a\\`, "a..": "a.", "É.X": "É.x",
+	} {
+		if got := policy.CanonicalName(in); got != want {
+			t.Errorf("CanonicalName(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
 func TestAddresses(t *testing.T) {
 	y := policy.NodeCap(policy.Run, lists(t, nil, []string{"10.0.0.0/8", "192.0.2.7:443", "192.0.2.7/32:8443", "198.51.100.0/24:53", "198.51.100.0/24"}))
 	for at, want := range map[string]bool{
