@@ -109,17 +109,29 @@ func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress f
 			auth.Job = append(auth.Job, image.Credential{Registry: c.URL, Username: c.Username, Password: c.Password})
 		}
 	}
+	policies, err := jobPullPolicies(q.PullPolicies)
+	if err != nil {
+		return runner.Image{}, err
+	}
 	fetched := int64(0)
 	var img *image.Image
 	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() error {
-		var err error
-		img, err = s.Resolve(gctx, ref, image.ResolveOptions{Auth: auth, Platform: q.Platform, Progress: func(p image.Progress) {
+	resolve := func(p image.Policy) (*image.Image, error) {
+		return s.Resolve(gctx, ref, image.ResolveOptions{Auth: auth, Platform: q.Platform, Policy: p, Progress: func(p image.Progress) {
 			fetched = max(fetched, p.AllDone)
 			if p.Text != "" && p.Stage != "done" {
 				progress(p.Text)
 			}
 		}})
+	}
+	g.Go(func() error {
+		var err error
+		for n, p := range policies {
+			if img, err = resolve(p); err == nil || gctx.Err() != nil || n == len(policies)-1 {
+				return err
+			}
+			progress(fmt.Sprintf("pull policy %s: %v; trying %s", p, err, policies[n+1]))
+		}
 		return err
 	})
 	g.Go(func() error {
@@ -143,6 +155,23 @@ func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress f
 		Root: wire.RootOf(img), Env: img.Config.Env, User: img.Config.User, Workdir: img.Config.WorkingDir,
 		Entrypoint: img.Config.Entrypoint, Volumes: img.Config.Volumes, From: from,
 	}, nil
+}
+
+// jobPullPolicies are the job's pull_policy, tried one after the other.
+func jobPullPolicies(words []string) ([]image.Policy, error) {
+	if len(words) == 0 {
+		return []image.Policy{image.Always}, nil
+	}
+	var out []image.Policy
+	for _, w := range words {
+		switch p := image.Policy(w); p {
+		case image.Always, image.IfNotPresent, image.Never:
+			out = append(out, p)
+		default:
+			return nil, fault.Newf(fault.JobFailed, "image:pull_policy is %q, expected always, if-not-present or never", w)
+		}
+	}
+	return out, nil
 }
 
 // jobMachines is the host's job directories and supervisors for runner.
@@ -219,15 +248,16 @@ func (m *jobMachines) Reap(ctx context.Context) []string {
 }
 
 // forgotten tells whether an ended job's cleanup will never come: its runner
-// is gone or, when the runner is not known, its time is long over.
+// is gone, or its time is long over.
 func forgotten(j ledger.Job, now time.Time) bool {
 	rec, err := runner.ReadRecord(j.Dir)
 	if err != nil {
 		return now.Sub(j.Created) > 24*time.Hour
 	}
 	if rec.Runner.PID != 0 {
-		start, err := fsx.ProcStart(rec.Runner.PID)
-		return err != nil || start != rec.Runner.Start
+		if start, err := fsx.ProcStart(rec.Runner.PID); err != nil || start != rec.Runner.Start {
+			return true
+		}
 	}
 	return !rec.Deadline.IsZero() && now.After(rec.Deadline)
 }

@@ -134,7 +134,8 @@ func TestForgotten(t *testing.T) {
 		rec  runner.Record
 		want bool
 	}{
-		{"its runner lives", runner.Record{Runner: self, Deadline: now.Add(-time.Hour)}, false},
+		{"its runner lives", runner.Record{Runner: self, Deadline: now.Add(time.Hour)}, false},
+		{"its runner lives, late", runner.Record{Runner: self, Deadline: now.Add(-time.Hour)}, true},
 		{"another process has the number", runner.Record{Runner: supervise.Owner{PID: self.PID, Start: self.Start + 1}}, true},
 		{"unknown runner, in time", runner.Record{Deadline: now.Add(time.Hour)}, false},
 		{"unknown runner, late", runner.Record{Deadline: now.Add(-time.Hour)}, true},

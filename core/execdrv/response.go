@@ -41,6 +41,7 @@ type Image struct {
 	Name         string       `json:"name"`
 	Alias        string       `json:"alias"`
 	Entrypoint   []string     `json:"entrypoint"`
+	PullPolicies []string     `json:"pull_policy"`
 	ExecutorOpts ExecutorOpts `json:"executor_opts"`
 }
 

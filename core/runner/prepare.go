@@ -109,7 +109,7 @@ func serviceNames(s []execdrv.Image) string {
 
 func (r *Runner) resolve(ctx context.Context, j *job) error {
 	q := ImageQuery{
-		Ref: j.wanted.Image, Platform: j.resp.Image.ExecutorOpts.Docker.Platform,
+		Ref: j.wanted.Image, Platform: j.resp.Image.ExecutorOpts.Docker.Platform, PullPolicies: j.resp.Image.PullPolicies,
 		AuthConfig: j.call.Var("DOCKER_AUTH_CONFIG"), Credentials: j.resp.Credentials,
 	}
 	img, err := r.Images.Resolve(ctx, q, func(line string) { r.say("%s", line) })
@@ -197,7 +197,7 @@ func (r *Runner) tryShell(ctx context.Context, j *job) error {
 		return r.guestLost(ctx, j.guest, err)
 	}
 	if ev.Err == "" && ev.Code == 0 && ev.Signal == 0 {
-		return nil
+		return r.makeVolumes(ctx, j)
 	}
 	why := ev.Err
 	if why == "" {
@@ -205,6 +205,22 @@ func (r *Runner) tryShell(ctx context.Context, j *job) error {
 	}
 	return fault.Newf(fault.JobFailed, "starting a shell in image %s as user %s: %s", j.wanted.Image, orRoot(j.rec.User), why).
 		Hint("the image needs bash or sh, and the user (%s) must exist in it", r.userFrom(j))
+}
+
+// makeVolumes makes the image's VOLUMEs that its layers do not have, and
+// leaves those that are there as they are, owner and mode included.
+func (r *Runner) makeVolumes(ctx context.Context, j *job) error {
+	for _, v := range j.image.Volumes {
+		req := guestwire.ExecRequest{Argv: []string{Shell}, Dir: v, MkDir: true, Stdin: true}
+		ev, err := j.guest.Exec(ctx, req, Stdio{In: strings.NewReader("exit 0\n")}, nil)
+		if err != nil {
+			return r.guestLost(ctx, j.guest, err)
+		}
+		if ev.Err != "" {
+			return fault.Newf(fault.JobFailed, "making volume %s of image %s: %s", v, j.wanted.Image, ev.Err)
+		}
+	}
+	return nil
 }
 
 func orRoot(u string) string {

@@ -43,6 +43,8 @@ type ImageQuery struct {
 	Platform    string // "" = the host's
 	AuthConfig  string // the job's DOCKER_AUTH_CONFIG
 	Credentials []execdrv.Credential
+	// PullPolicies are the job's pull_policy, tried in order; nil = always.
+	PullPolicies []string
 }
 
 // Image is an image that is ready to boot.
