@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -231,8 +230,9 @@ func (s *supervisor) live(ctx context.Context, l *launcherPipe) (exit Exit, read
 	})
 	s.d.Hook("ready")
 	l.ready(s.board.get())
-	// The start's garbage is the largest that there ever is.
-	debug.FreeOSMemory()
+	tctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go trim(tctx)
 	return s.watch(ctx), true
 }
 

@@ -1,0 +1,82 @@
+package supervise
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Waiting before the first trim keeps a short run from faulting its program
+// in again; later trims take back what clients made a supervisor touch.
+const (
+	firstTrim = 2 * time.Second
+	nextTrims = time.Minute
+)
+
+// trim keeps an idle supervisor small until ctx ends. A start touches most of
+// the program once (20 MB and more of file pages), and of it only a few pages
+// are needed while a guest just runs.
+func trim(ctx context.Context) {
+	wait := firstTrim
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+		debug.FreeOSMemory()
+		if raw, err := os.ReadFile("/proc/self/smaps"); err == nil {
+			for _, m := range droppable(bytes.NewReader(raw)) {
+				// The page cache keeps them: touching one again is a minor fault.
+				_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.size, unix.MADV_DONTNEED)
+			}
+		}
+		wait = nextTrims
+	}
+}
+
+type mapping struct{ start, size uintptr }
+
+// droppable lists the mappings of files, in the format of proc_pid_smaps(5),
+// that hold nothing but what their file holds: not writable, and no page of
+// them was ever changed. MADV_DONTNEED would lose changed pages (a static
+// program's relocations, say), so a mapping with any is left alone.
+func droppable(smaps io.Reader) []mapping {
+	var out []mapping
+	var cur mapping
+	clean := false
+	keep := func() {
+		if clean {
+			out = append(out, cur)
+		}
+	}
+	sc := bufio.NewScanner(smaps)
+	for sc.Scan() {
+		f := strings.Fields(sc.Text())
+		if len(f) >= 5 && strings.Contains(f[0], "-") && !strings.HasSuffix(f[0], ":") {
+			keep()
+			lo, hi, _ := strings.Cut(f[0], "-")
+			a, err1 := strconv.ParseUint(lo, 16, 64)
+			b, err2 := strconv.ParseUint(hi, 16, 64)
+			cur = mapping{uintptr(a), uintptr(b - a)}
+			clean = err1 == nil && err2 == nil && b > a && !strings.Contains(f[1], "w") && f[4] != "0"
+			continue
+		}
+		if len(f) >= 2 && f[1] != "0" {
+			switch f[0] {
+			case "Anonymous:", "Private_Dirty:", "Shared_Dirty:", "Locked:", "Swap:":
+				clean = false
+			}
+		}
+	}
+	keep()
+	return out
+}
