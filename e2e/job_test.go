@@ -29,7 +29,8 @@ func TestEntrypoints(t *testing.T) {
 			"resplit.sh": "#!/bin/sh\necho banner of resplit\nexec $@\n",
 			"slow.sh":    "#!/bin/sh\necho slow banner; sleep 20; echo ready\nexec \"$@\"\n",
 		},
-		Config: v1.Config{Entrypoint: []string{"/resplit.sh"}, User: "build", WorkingDir: "/srv/app", Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}},
+		Config: v1.Config{Entrypoint: []string{"/resplit.sh"}, User: "build", WorkingDir: "/srv/app", Env: []string{"PATH=/bin", "FROM_IMAGE=yes"},
+			Volumes: map[string]struct{}{"/data/new": {}, "/home/build": {}}},
 	})
 	script := "printf '%s|' \"a  b\" \"$FROM_IMAGE\" \"$HOME\" \"$(id -un)\" \"$PWD\"\necho\ncat <<'E'\ntwo\n  lines\nE\n"
 	want := "a  b|yes|/home/build|build|/srv/app|\ntwo\n  lines\n"
@@ -51,6 +52,10 @@ func TestEntrypoints(t *testing.T) {
 			// The runner's own stages do not go through it.
 			if res := stage(t, s, execdrv.StageSources, script); res.Exit != 0 || string(res.Stdout) != want {
 				t.Errorf("get_sources: %d\n%q\n%s", res.Exit, res.Stdout, res.Stderr)
+			}
+			// A VOLUME is there; one that the image has keeps its owner.
+			if res := stage(t, s, execdrv.StageSources, "cd /data/new && stat -c %u /home/build\n"); res.Exit != 0 || string(res.Stdout) != "1000\n" {
+				t.Errorf("volumes: %d %q %s", res.Exit, res.Stdout, res.Stderr)
 			}
 		})
 	}
