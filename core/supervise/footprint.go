@@ -18,7 +18,7 @@ import (
 // in again; later trims take back what clients made a supervisor touch.
 const (
 	firstTrim = 2 * time.Second
-	nextTrims = time.Minute
+	nextTrims = 10 * time.Second
 )
 
 // trim keeps an idle supervisor small until ctx ends. A start touches most of
