@@ -83,7 +83,8 @@ bench: setup build kernel-if-missing default-image ## measure beside floors; wri
 fuzz: ## each fuzz target for FUZZTIME
 	@$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./... | while read -r pkg; do \
 	  $(GO) test -list '^Fuzz' "$$pkg" | grep '^Fuzz' | while read -r f; do \
-	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) "$$pkg" </dev/null; done || [ "$${PIPESTATUS[1]}" = 1 ]; done
+	    echo "== $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) "$$pkg" </dev/null; done \
+	  || { s=("$${PIPESTATUS[@]}"); [ "$${s[0]}" = 0 ] && [ "$${s[1]}" = 1 ]; }; done
 
 .PHONY: clean
 clean: ## remove what was built here (the state directory stays)

@@ -227,7 +227,7 @@ func (o *runOptions) spec(c *conf.Config, root supervise.Image, ic image.Config,
 			Hint("set mode to switch or none in %s, or give --net", first(c.File, "config.toml"))
 	}
 	for _, v := range ic.Volumes {
-		s.Dirs = append(s.Dirs, supervise.Dir{Path: v, Mode: 0o755})
+		s.Dirs = append(s.Dirs, supervise.Dir{Path: v}) // as the image has it, if it does
 	}
 	return s, nil
 }

@@ -163,7 +163,11 @@ func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(
 func (h *Host) supervisorEnv() []string {
 	out := []string{"VIRTKIT_STATE_DIR=" + h.StateDir}
 	if h.Conf.File != "" {
-		out = append(out, "VIRTKIT_CONFIG="+h.Conf.File)
+		file, err := filepath.Abs(h.Conf.File) // its working directory is another
+		if err != nil {
+			file = h.Conf.File
+		}
+		out = append(out, "VIRTKIT_CONFIG="+file)
 	}
 	for _, k := range []string{"VIRTKIT_ACCEL", boot.AgentEnv} {
 		if v := h.Env.Getenv(k); v != "" {
