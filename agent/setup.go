@@ -219,6 +219,10 @@ func makeDir(d guestwire.Dir) error {
 	}
 	mode := unixMode(d.Mode)
 	if d.Mode == 0 {
+		// Only wanted to be there: what the image has keeps its owner and mode.
+		if fi, err := os.Stat(d.Path); err == nil && fi.IsDir() {
+			return nil
+		}
 		mode = 0o755
 	}
 	if err := os.MkdirAll(d.Path, 0o755); err != nil {

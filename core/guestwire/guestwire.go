@@ -113,7 +113,9 @@ type Mount struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// Dir is a directory to make in the root (parents 0755 root when missing).
+// Dir is a directory to make in the root (parents 0755 root when missing). One
+// that exists is given this owner and mode, unless Mode is 0: then it is left
+// as it is, and a missing one is made 0755.
 type Dir struct {
 	Path string `json:"path"`
 	Mode uint32 `json:"mode"`

@@ -89,7 +89,8 @@ type Share struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
-// Dir is a directory to make in the guest before anything runs.
+// Dir is a directory to make in the guest before anything runs; Mode 0 leaves an
+// existing one as it is.
 type Dir struct {
 	Path string `json:"path"`
 	Mode uint32 `json:"mode"`
