@@ -70,6 +70,15 @@ func checkResolver(s string) error {
 	return errors.New("expected an IP address, or IP:port")
 }
 
+// checkSubnet takes an IPv4 network that a switch can serve.
+func checkSubnet(s string) error {
+	p, err := netip.ParsePrefix(s)
+	if err != nil || !p.Addr().Is4() || p.Bits() < 16 || p.Bits() > 28 || p.Masked() != p {
+		return errors.New("expected an IPv4 network of /16 to /28, such as 10.200.7.0/24")
+	}
+	return nil
+}
+
 // checkCIDR takes IPv4 CIDR or CIDR:port.
 func checkCIDR(s string) error {
 	cidr, port, has := strings.Cut(s, ":")

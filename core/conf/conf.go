@@ -85,6 +85,7 @@ type Net struct {
 	Mode         string   // switch, none, tap or pool
 	HostLoopback []int    // ports of the host's 127.0.0.1 that guests may reach
 	DNS          []string // IP or IP:port; nil = the host's resolv.conf
+	Subnet       string   // IPv4 CIDR; "" = a free private one
 }
 
 // Build is [build].

@@ -100,6 +100,8 @@ var table = []row{
 	{name: "net.dns", kind: kStrings, at: func(c *Config) any { return &c.Net.DNS }, example: `["192.0.2.53"]`, check: checkResolver, acted: true,
 		doc: "Resolvers that guests' lookups are forwarded to: IP addresses, a port other than 53 as `IP:port`. Not set: those of the host's `/etc/resolv.conf`."},
 
+	{name: "net.subnet", kind: kString, at: func(c *Config) any { return &c.Net.Subnet }, example: `"10.200.7.0/24"`, check: checkSubnet, acted: true,
+		doc: "The IPv4 network that guests are in, /16 to /28. Not set: the first private /24 that overlaps none of the host's networks."},
 	{name: "local.dir", kind: kPath, at: func(c *Config) any { return &c.Local.Dir }, example: `"/var/lib/virtkit/local"`, acted: true,
 		doc: "The directory of `local/<name>` bundles. Not set: `<state_dir>/local`."},
 

@@ -40,7 +40,7 @@ func Open(dir string, o Options) (*Store, error) {
 		o.Getenv = os.Getenv
 	}
 	if o.LocalDir == "" {
-		o.LocalDir = filepath.Join(filepath.Dir(abs), "bundles")
+		o.LocalDir = filepath.Join(filepath.Dir(abs), "local")
 	}
 	orInt(&o.Parallel, 4)
 	orInt(&o.Retries, 6)

@@ -99,7 +99,14 @@ func (h *Host) newNetwork(s supervise.Spec) (supervise.Network, error) {
 	if err != nil {
 		return nil, err
 	}
+	var subnet netip.Prefix // zero = a free one
+	if t := h.Conf.Net.Subnet; t != "" {
+		if subnet, err = netip.ParsePrefix(t); err != nil {
+			return nil, fmt.Errorf("reading [net] subnet: %w", err)
+		}
+	}
 	sw, err := netsw.New(netsw.Config{
+		Subnet: subnet, PcapPath: h.Env.Getenv("VIRTKIT_PCAP"),
 		Upstreams: ups, HostLoopback: s.Net.HostLoopback, HostPorts: s.Net.Loopback,
 		Log: h.Log.With(logx.Comp, "netsw"),
 	})
