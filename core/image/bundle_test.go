@@ -121,7 +121,7 @@ func TestImportErrors(t *testing.T) {
 		if fault.KindOf(err) != c.kind || err == nil || !strings.Contains(err.Error(), c.text) {
 			t.Errorf("%s: (%s) %v; want (%s) with %q", c.name, fault.KindOf(err), err, c.kind, c.text)
 		}
-		if ents, _ := os.ReadDir(filepath.Join(filepath.Dir(s.Dir()), "bundles")); len(ents)+len(leftovers(t, s)) > 0 {
+		if ents, _ := os.ReadDir(filepath.Join(filepath.Dir(s.Dir()), "local")); len(ents)+len(leftovers(t, s)) > 0 {
 			t.Errorf("%s: something is left: %v", c.name, ents)
 		}
 	}
@@ -164,7 +164,7 @@ func TestBundleLife(t *testing.T) {
 	if err := s.Remove(t.Context(), "local/b"); err != nil {
 		t.Fatal(err)
 	}
-	if ents, _ := os.ReadDir(filepath.Join(filepath.Dir(s.Dir()), "bundles")); len(ents) > 0 {
+	if ents, _ := os.ReadDir(filepath.Join(filepath.Dir(s.Dir()), "local")); len(ents) > 0 {
 		t.Errorf("left: %v", ents)
 	}
 }

@@ -21,7 +21,7 @@ const (
 type Options struct {
 	Log *slog.Logger // nil = discard
 
-	LocalDir     string   // [local] dir; "" = bundles beside the store's directory
+	LocalDir     string   // [local] dir; "" = "local" beside the store's directory
 	RegistryRepo string   // [registry] repo: where virtkit/<name> lives; "" = such references are refused
 	DockerRepo   string   // [docker] repo: where docker/<name> without a host lives; "" = the registry it names
 	Insecure     []string // registries ("host" or "host:port") that may be spoken to without TLS or with an unknown certificate
