@@ -130,7 +130,7 @@ func (k *killer) job(s *runnerside.Session, phase, victim string, after time.Dur
 		t.Errorf("prepare: %d, though nothing was killed\n%s", prep.exit, prep.out)
 	case victim == "vk" && prep.exit != -1 || victim != "vk" && prep.exit != 2:
 		t.Errorf("prepare with a dead %s: %d, expected a system failure\n%s", victim, prep.exit, prep.out)
-	case victim != "vk" && !strings.Contains(prep.out, "virtkit: boot: "):
+	case victim != "vk" && !strings.Contains(prep.out, "virtkit: boot: ") && !strings.Contains(prep.out, "virtkit: shell: "):
 		t.Errorf("prepare does not name the step:\n%s", prep.out)
 	}
 	if prep.exit == 0 {
