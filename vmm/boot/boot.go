@@ -34,18 +34,15 @@ func Ensure(ctx context.Context, stateDir, want string, progress func(string)) (
 // and returns what a machine.Spec needs. Cmdline holds no words yet: drivers
 // add their own.
 func Prepare(ctx context.Context, stateDir string, k Kernel, o Options) (machine.Kernel, error) {
-	if o.Agent == nil {
-		a, err := Agent()
-		if err != nil {
-			return machine.Kernel{}, err
-		}
-		o.Agent = a
-	}
 	mods, err := modulesFor(ctx, k, o.Nested)
 	if err != nil {
 		return machine.Kernel{}, err
 	}
-	path, err := writeInitramfs(stateDir, o.Agent, mods)
+	a, err := agentFor(o)
+	if err != nil {
+		return machine.Kernel{}, err
+	}
+	path, err := writeInitramfs(stateDir, a, mods)
 	if err != nil {
 		return machine.Kernel{}, err
 	}

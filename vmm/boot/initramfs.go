@@ -51,10 +51,9 @@ func buildInitramfs(agent []byte, mods []module) []byte {
 // writeInitramfs keeps the archive by the digest of its parts and returns its
 // path. One that is there already is used as it is: a name is only ever given
 // to a whole file.
-func writeInitramfs(stateDir string, agent []byte, mods []module) (string, error) {
+func writeInitramfs(stateDir string, a agent, mods []module) (string, error) {
 	h := sha256.New()
-	fmt.Fprintf(h, "initramfs 1\nagent %d\n", len(agent))
-	h.Write(agent)
+	fmt.Fprintf(h, "initramfs 2\nagent %s\n", a.id)
 	for _, m := range mods {
 		fmt.Fprintf(h, "\nmodule %s %d\n", m.name, len(m.data))
 		h.Write(m.data)
@@ -66,11 +65,15 @@ func writeInitramfs(stateDir string, agent []byte, mods []module) (string, error
 		os.Chtimes(path, now, now) // for Sweep; a read-only directory loses nothing
 		return path, nil
 	}
+	init, err := a.bytes()
+	if err != nil {
+		return "", err
+	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", fmt.Errorf("making a place for the initramfs: %w", err)
 	}
 	// 0644: QEMU reads it as a user of its own when vk runs as root.
-	if err := fsx.WriteFile(path, buildInitramfs(agent, mods), 0o644); err != nil {
+	if err := fsx.WriteFile(path, buildInitramfs(init, mods), 0o644); err != nil {
 		return "", fmt.Errorf("writing initramfs %s: %w", path, err)
 	}
 	return path, nil
