@@ -17,7 +17,11 @@ LINKS    := vk-hub vk-gitlab vk-agent
 # that the same tree always gives the same two programs.
 SOURCES  = $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.ci/*' -not -path './bin/*' | LC_ALL=C sort) go.mod go.sum
 BUILD    = $(shell { $(GO) env GOVERSION; cat $(SOURCES); } | sha256sum | cut -c1-16)
-STAMP    = -X virtkit/core/version.Version=$(VERSION) -X virtkit/core/version.Build=$(BUILD)
+
+# The same flags wherever something is compiled: what is compiled with others
+# would be compiled twice, and all of the dependencies take minutes. Nothing of
+# git goes into the programs: a clone may belong to somebody else.
+FLAGS    = -trimpath -buildvcs=false -tags netgo,osusergo
 
 export VIRTKIT_STATE_DIR
 
@@ -29,10 +33,11 @@ help: ## list the targets
 build: ## bin/vk (static, with the guest's agent inside) and its links
 	@build=$(BUILD); \
 	mkdir -p bin $(dir $(AGENT)); \
-	CGO_ENABLED=0 $(GO) build -trimpath -tags vkagent,netgo,osusergo \
+	if [ ! -e bin/vk ]; then echo "building bin/vk: a minute or two the first time, with the Go modules it needs"; fi; \
+	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags vkagent,netgo,osusergo \
 	  -ldflags "-s -w -X virtkit/core/version.Version=$(VERSION) -X virtkit/core/version.Build=$$build" -o $(AGENT).new .; \
 	if cmp -s $(AGENT).new $(AGENT); then rm $(AGENT).new; else mv $(AGENT).new $(AGENT); fi; \
-	CGO_ENABLED=1 $(GO) build -trimpath -tags netgo,osusergo \
+	CGO_ENABLED=1 $(GO) build $(FLAGS) \
 	  -ldflags "-linkmode external -extldflags -static -s -w -X virtkit/core/version.Version=$(VERSION) -X virtkit/core/version.Build=$$build" -o bin/vk.new .; \
 	mv bin/vk.new bin/vk; \
 	for l in $(LINKS); do ln -sfn vk bin/$$l; done; \
@@ -58,26 +63,26 @@ default-image: build
 
 .PHONY: demo
 demo: setup build ## one CI job in a microVM, from clone to test, with its trace
-	@$(GO) run ./e2e/cmd/demo
+	@$(GO) run $(FLAGS) ./e2e/cmd/demo
 
 .PHONY: test
 test: setup build kernel-if-missing default-image ## all tests, in real guests too
-	@$(GO) vet ./...
-	@$(GO) run .ci/testsum.go ./...
+	@$(GO) vet $(FLAGS) ./...
+	@$(GO) run $(FLAGS) .ci/testsum.go $(FLAGS) ./...
 
 .PHONY: check
 check: ## vet, format, house rules, static analysis
 	@out=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); \
 	  if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
-	@$(GO) vet ./...
-	@CGO_ENABLED=0 $(GO) vet -tags vkagent .
-	@$(GO) test ./core/archtest/...
+	@$(GO) vet $(FLAGS) ./...
+	@CGO_ENABLED=0 $(GO) vet -trimpath -tags vkagent,netgo,osusergo .
+	@$(GO) test $(FLAGS) ./core/archtest/...
 	@if [ -f packaging/tools/go.mod ]; then $(GO) run -modfile=packaging/tools/go.mod honnef.co/go/tools/cmd/staticcheck ./...; fi
 	@echo "check: all well"
 
 .PHONY: bench
 bench: setup build kernel-if-missing default-image ## measure beside floors; writes bench.json
-	@$(GO) run ./e2e/cmd/bench
+	@$(GO) run $(FLAGS) ./e2e/cmd/bench
 
 .PHONY: fuzz
 fuzz: ## each fuzz target for FUZZTIME

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"sync"
 	"testing"
 
@@ -31,7 +30,6 @@ func BuildInit(t testing.TB) []byte {
 			b.data, b.err = os.ReadFile(p)
 			return
 		}
-		_, here, _, _ := runtime.Caller(0)
 		dir, err := os.MkdirTemp("", "vk-testinit-")
 		if err != nil {
 			b.err = err
@@ -39,8 +37,7 @@ func BuildInit(t testing.TB) []byte {
 		}
 		defer os.RemoveAll(dir)
 		out := filepath.Join(dir, "init")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./testinit")
-		cmd.Dir = filepath.Dir(here)
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "virtkit/vmm/vmmtest/testinit")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
 		if b.out, b.err = cmd.CombinedOutput(); b.err == nil {
 			b.data, b.err = os.ReadFile(out)
