@@ -4,20 +4,21 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/netip"
-	"regexp"
 	"strconv"
 	"strings"
+
+	"virtkit/core/lazyre"
 )
 
 // The checks of single strings. Each error completes "is X, …" and says what
 // was expected.
 
 var (
-	hostLabel = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
-	dnsLabel  = regexp.MustCompile(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
-	userName  = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
-	label     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
-	repo      = regexp.MustCompile(`^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$`)
+	hostLabel = lazyre.New(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	dnsLabel  = lazyre.New(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
+	userName  = lazyre.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
+	label     = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+	repo      = lazyre.New(`^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$`)
 )
 
 func checkHostname(s string) error {
@@ -27,7 +28,7 @@ func checkHostname(s string) error {
 	return nil
 }
 
-func allLabels(s string, re *regexp.Regexp) bool {
+func allLabels(s string, re *lazyre.RE) bool {
 	for _, l := range strings.Split(s, ".") {
 		if !re.MatchString(l) {
 			return false

@@ -4,13 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
 	toml "github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
+
+	"virtkit/core/lazyre"
 )
 
 // maxFile is more than any configuration needs; it bounds what a wrong
@@ -140,7 +141,7 @@ func join(parts []string) string {
 	return strings.Join(out, ".")
 }
 
-var bare = regexp.MustCompile(`^[A-Za-z0-9_-]{1,80}$`)
+var bare = lazyre.New(`^[A-Za-z0-9_-]{1,80}$`)
 
 func (r *reader) expression(p *unstable.Parser) {
 	e := p.Expression()

@@ -3,12 +3,12 @@ package execdrv
 import (
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"virtkit/core/fault"
+	"virtkit/core/lazyre"
 )
 
 // VarPrefix begins every job variable that is addressed to virtkit.
@@ -149,7 +149,7 @@ func parseCount(s string) (int, bool) {
 	return int(n), err == nil && n >= 1
 }
 
-var memSyntax = regexp.MustCompile(`^([0-9]{1,9})([GgMm])(i?[Bb])?$`)
+var memSyntax = lazyre.New(`^([0-9]{1,9})([GgMm])(i?[Bb])?$`)
 
 func parseMiB(s string) (int, bool) {
 	m := memSyntax.FindStringSubmatch(s)
@@ -174,7 +174,7 @@ func MiBText(n int) string {
 	return strconv.Itoa(n) + "M"
 }
 
-var userSyntax = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
+var userSyntax = lazyre.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 
 // nearest is the known name with the fewest edits from name, at most a third
 // of its length.

@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 
 	"virtkit/core/fault"
+	"virtkit/core/lazyre"
 )
 
 // Auth holds the places where credentials of registries are looked for, in
@@ -177,7 +177,7 @@ func matches(key string, repo name.Repository) int {
 	return -1
 }
 
-var helperName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
+var helperName = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9_-]*$`)
 
 // helperLimit is how long a credential helper may take.
 const helperLimit = 30 * time.Second

@@ -7,22 +7,22 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
+	"virtkit/core/lazyre"
 	"virtkit/core/logx"
 )
 
 var (
-	keptForm = regexp.MustCompile(`^sha256-[0-9a-f]{64}$`)
-	blobForm = regexp.MustCompile(`^sha256-[0-9a-f]{64}(\.idx)?$`)
-	refForm  = regexp.MustCompile(`^[0-9a-f]{64}\.json$`)
-	lockForm = regexp.MustCompile(`^(image|blob)-sha256-[0-9a-f]{64}\.lock$`)
-	tmpForm  = regexp.MustCompile(`^\.tmp-[0-9a-f]{16}$`)
+	keptForm = lazyre.New(`^sha256-[0-9a-f]{64}$`)
+	blobForm = lazyre.New(`^sha256-[0-9a-f]{64}(\.idx)?$`)
+	refForm  = lazyre.New(`^[0-9a-f]{64}\.json$`)
+	lockForm = lazyre.New(`^(image|blob)-sha256-[0-9a-f]{64}\.lock$`)
+	tmpForm  = lazyre.New(`^\.tmp-[0-9a-f]{16}$`)
 )
 
 // GC removes images unused for idle and not held, blobs that no kept image

@@ -1,12 +1,12 @@
 package image
 
 import (
-	"regexp"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
 
 	"virtkit/core/fault"
+	"virtkit/core/lazyre"
 )
 
 // Kind is where an image comes from.
@@ -40,7 +40,7 @@ type Sources struct {
 	Insecure     []string
 }
 
-var localName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
+var localName = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 
 // ParseRef reads a reference as MICROVM_IMAGE or a job's image: states it:
 //

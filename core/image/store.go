@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"time"
 
@@ -18,6 +17,7 @@ import (
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
+	"virtkit/core/lazyre"
 	"virtkit/core/logx"
 )
 
@@ -103,7 +103,7 @@ const (
 // dirName is the name under which something with a digest is kept.
 func dirName(digest string) string { return strings.Replace(digest, ":", "-", 1) }
 
-var digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+var digestForm = lazyre.New(`^sha256:[0-9a-f]{64}$`)
 
 func (s *Store) imageDir(digest string) string {
 	return filepath.Join(s.dir, "images", dirName(digest))
@@ -141,7 +141,7 @@ type stage struct {
 	lock *fsx.Lock
 }
 
-var stageForm = regexp.MustCompile(`^s-[0-9a-f]{16}$`)
+var stageForm = lazyre.New(`^s-[0-9a-f]{16}$`)
 
 func (s *Store) stage(ctx context.Context) (*stage, error) {
 	// Held while the directory has no lock of its own yet: a sweeper waits.
@@ -174,7 +174,7 @@ func (st *stage) Close() {
 // ours are the names of files that this package makes in directories that it
 // removes. Others, and whatever is no regular file, are never touched: then
 // the directory stays.
-var ours = regexp.MustCompile(`^(lock|hold|blob|idx|spool|image\.json|bundle\.json|root\.ext4|\.(image|bundle)\.json\.tmp-[0-9]+)$`)
+var ours = lazyre.New(`^(lock|hold|blob|idx|spool|image\.json|bundle\.json|root\.ext4|\.(image|bundle)\.json\.tmp-[0-9]+)$`)
 
 // removeOurs removes one of this package's directories, and an "img" in it.
 // bytes is the disk space freed.

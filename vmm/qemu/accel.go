@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
+	"virtkit/core/lazyre"
 	"virtkit/core/machine"
 )
 
@@ -91,7 +91,7 @@ func (d *Driver) Info(ctx context.Context) (Info, error) {
 	return rec.Info, nil
 }
 
-var versionRE = regexp.MustCompile(`version (\d+\.\d+(\.\d+)?)`)
+var versionRE = lazyre.New(`version (\d+\.\d+(\.\d+)?)`)
 
 func parseVersion(out string) (string, error) {
 	m := versionRE.FindStringSubmatch(out)

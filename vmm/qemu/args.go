@@ -2,12 +2,12 @@ package qemu
 
 import (
 	"fmt"
-	"regexp"
 	"strconv"
 	"strings"
 
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
+	"virtkit/core/lazyre"
 	"virtkit/core/machine"
 )
 
@@ -30,10 +30,10 @@ type plan struct {
 
 // shareTag and the like end up inside QEMU's comma-separated options.
 var (
-	nameRE   = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-	serialRE = regexp.MustCompile(`^[A-Za-z0-9._-]{1,20}$`)
-	tagRE    = regexp.MustCompile(`^[A-Za-z0-9._-]{1,35}$`)
-	macRE    = regexp.MustCompile(`^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$`)
+	nameRE   = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
+	serialRE = lazyre.New(`^[A-Za-z0-9._-]{1,20}$`)
+	tagRE    = lazyre.New(`^[A-Za-z0-9._-]{1,35}$`)
+	macRE    = lazyre.New(`^[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}$`)
 )
 
 // The machine has 24 virtio-mmio transports; serial, balloon and rng take one
