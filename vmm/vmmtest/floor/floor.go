@@ -54,6 +54,8 @@ type Floor struct {
 	// of a guest nobody tuned: give qemu.Words to take the driver's choice of
 	// words out of a comparison.
 	Words []string
+	// CPUs is how many processors the guest has; 0 is one.
+	CPUs int
 }
 
 // Prepare compiles the init with the host's gcc and makes its initramfs in
@@ -105,12 +107,12 @@ func (f *Floor) Run(ctx context.Context, memMiB int) (Result, error) {
 		cpu = "max"
 		words += " tsc=reliable tsc_early_khz=" + strconv.FormatUint(f.tscKHz, 10)
 	}
-	cmd := exec.CommandContext(ctx, f.info.Binary, "-M", "microvm,acpi=on", "-accel", f.accel, "-cpu", cpu,
-		"-m", strconv.Itoa(memMiB)+"M", "-smp", "1", "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
-		"-serial", "stdio", "-kernel", f.kernel.Image, "-initrd", f.kernel.Initrd, "-append", words)
 	if len(f.Words) > 0 {
 		words += " " + strings.Join(f.Words, " ")
 	}
+	cmd := exec.CommandContext(ctx, f.info.Binary, "-M", "microvm,acpi=on", "-accel", f.accel, "-cpu", cpu,
+		"-m", strconv.Itoa(memMiB)+"M", "-smp", strconv.Itoa(max(f.CPUs, 1)), "-nodefaults", "-no-user-config", "-nographic", "-no-reboot",
+		"-serial", "stdio", "-kernel", f.kernel.Image, "-initrd", f.kernel.Initrd, "-append", words)
 	var res Result
 	out := &watch{start: time.Now()}
 	cmd.Stdout, cmd.Stderr = out, out
