@@ -207,6 +207,7 @@ func (g *guest) Shutdown(m *guestwire.Shutdown, reply func()) error {
 	g.ending = true
 	g.mu.Unlock()
 	g.stage("shutdown")
+	g.srv.execs.GoingDown()
 	syscall.Kill(-1, syscall.SIGTERM)
 	// A stopped process takes its SIGTERM only when it goes on.
 	syscall.Kill(-1, syscall.SIGCONT)

@@ -121,6 +121,9 @@ func TestGuestEnds(t *testing.T) {
 	for _, tt := range []struct{ name, script, want string }{
 		{"panic", "echo c > /proc/sysrq-trigger; sleep 60\n", "panic"},
 		{"poweroff", "echo o > /proc/sysrq-trigger; sleep 60\n", "poweroff"},
+		// In order: the script's own trap answers SIGTERM with a code of its own,
+		// which must not pass for the script's verdict.
+		{"poweroff in order", "trap 'exit 1' TERM; (sleep 1; kill -USR2 1) & while :; do sleep 1; done\n", "poweroff"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := plainJob(t, h.Driver(), map[string]string{"MICROVM_IMAGE": busybox(t, h)}, nil)

@@ -219,6 +219,7 @@ func (p *process) finish(ws syscall.WaitStatus, ctl *control) guestwire.ExecEven
 		ev.Code = 128 + ev.Signal
 	}
 	ev.OOM = ev.Code != 0 && p.oomKills() > 0
+	ev.Down = ev.Code != 0 && p.srv.down.Load() // also of a script that traps SIGTERM
 	p.leaveCgroup()
 	p.srv.forget(p)
 	return ev

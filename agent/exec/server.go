@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -33,13 +34,18 @@ type Options struct {
 
 // Server runs programs. It is safe for concurrent use.
 type Server struct {
-	opt Options
+	opt  Options
+	down atomic.Bool // GoingDown
 
 	mu      sync.Mutex
 	joins   map[string]*join
 	running map[string]*process
 	linger  []string // control groups that outlived their exec
 }
+
+// GoingDown says that from now on programs end because the guest does: the
+// host is told so, and does not take their codes for their own.
+func (s *Server) GoingDown() { s.down.Store(true) }
 
 // NewServer returns a Server.
 func NewServer(o Options) *Server {

@@ -3,7 +3,6 @@ package vkcmd
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -98,6 +97,10 @@ func (a *app) exec(ctx context.Context, o *execOptions) error {
 	if o.detach {
 		return detached(ctx, gc, o.request(a))
 	}
+	before, err := client.State(ctx)
+	if err != nil {
+		return err
+	}
 	signals, stop := watch()
 	defer stop()
 	s := &session{exec: gc.Exec, stdout: a.env.Stdout, stderr: a.env.Stderr, signals: signals, say: a.say}
@@ -106,12 +109,7 @@ func (a *app) exec(ctx context.Context, o *execOptions) error {
 	}
 	res, err := s.run(ctx, o.request(a))
 	if err != nil {
-		return lost(err, func() supervise.State {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer cancel()
-			st, _ := client.State(ctx)
-			return st
-		})
+		return lost(err, before.Boots, func() supervise.State { return endOf(ctx, client, before.Boots) })
 	}
 	return cliutil.Exit(ended(res, a.say))
 }

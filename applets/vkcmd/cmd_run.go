@@ -286,13 +286,13 @@ func withTerm(env []string, lookup func(string) (string, bool)) []string {
 }
 
 // lost explains why a command's guest went away under it.
-func lost(err error, state func() supervise.State) error {
+func lost(err error, boots int, state func() supervise.State) error {
 	if !errors.Is(err, guestclient.ErrGuestGone) && !errors.Is(err, supervise.ErrSupervisorGone) {
 		return err
 	}
 	st := state()
 	if st.Exit == nil {
-		if st.Boots > 1 {
+		if rebooted(st, boots) {
 			return fault.New(fault.System, "the guest rebooted before the command ended").Because(err)
 		}
 		return err

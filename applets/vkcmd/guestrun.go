@@ -84,7 +84,7 @@ func (a *app) runIn(ctx context.Context, o *runOptions, gh guestHost, h *wire.Ho
 	s.exec = g.exec()
 	res, err := s.run(ctx, o.request(a, img.Config, argv))
 	if err != nil {
-		return lost(err, func() supervise.State { return g.state(ctx) })
+		return lost(err, 1, func() supervise.State { return g.state(ctx) })
 	}
 	return cliutil.Exit(ended(res, a.say))
 }
@@ -217,14 +217,30 @@ func (g *liveGuest) exec() execFunc {
 }
 
 func (g *liveGuest) state(ctx context.Context) supervise.State {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	return endOf(ctx, g.client, 1)
+}
+
+// endOf waits for what ended a guest's boot under a command: the guest's end,
+// whose state tells why, or the start of the next boot.
+func endOf(ctx context.Context, c *supervise.Client, boots int) supervise.State {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopLimit)
 	defer cancel()
-	if st, err := g.client.State(ctx); err == nil && st.Phase == supervise.Running && st.Boots > 1 {
-		return st // it is another boot that runs now
+	var last supervise.State
+	st, err := c.Wait(ctx, supervise.Ended, func(s supervise.State) {
+		last = s
+		if rebooted(s, boots) {
+			cancel()
+		}
+	})
+	if err != nil && st.Exit == nil {
+		return last
 	}
-	// The guest is gone or going: its last state tells why.
-	st, _ := g.client.Wait(ctx, supervise.Ended, nil)
 	return st
+}
+
+// rebooted says whether s is of a later boot than the one numbered boots.
+func rebooted(s supervise.State, boots int) bool {
+	return s.Exit == nil && (s.Boots > boots || s.Phase == supervise.Booting)
 }
 
 func (g *liveGuest) end(ctx context.Context, inOrder bool) (err error) {

@@ -272,7 +272,7 @@ func TestTermOfTheCaller(t *testing.T) {
 	if got := withTerm([]string{"TERM=mine"}, lookup); !cmp.Equal(got, []string{"TERM=mine"}) {
 		t.Errorf("%q", got)
 	}
-	if !errors.Is(lost(guestclient.ErrGuestGone, func() supervise.State { return supervise.State{} }), guestclient.ErrGuestGone) {
+	if !errors.Is(lost(guestclient.ErrGuestGone, 1, func() supervise.State { return supervise.State{} }), guestclient.ErrGuestGone) {
 		t.Error("an unexplained loss must stay what it is")
 	}
 }

@@ -30,6 +30,7 @@ type ExecResult struct {
 	Code   int    // exit status; 128+n when Signal is n
 	Signal int    // signal that ended it, or 0
 	OOM    bool   // the guest's kernel killed for memory
+	Down   bool   // it ended because the guest was shutting down
 	Err    string // why it never started (Code is 126 or 127), or ""
 }
 
@@ -111,6 +112,10 @@ func (c *Client) Exec(ctx context.Context, req guestwire.ExecRequest, sio Stdio,
 	if err != nil || ctx.Err() != nil {
 		return res, context.Cause(ctx)
 	}
+	if res.Down {
+		// Not its own end: its code would pass for one of the program's.
+		return res, fmt.Errorf("running %s: %w: it is shutting down", first(req.Argv), ErrGuestGone)
+	}
 	if err := errors.Join(outErr, errErr); err != nil {
 		return res, fmt.Errorf("writing the output of %s: %w", first(req.Argv), err)
 	}
@@ -185,7 +190,7 @@ func (x *execution) wait() (ExecResult, error) {
 			res.PID = ev.PID
 		}
 		if ev.Exited {
-			res.Code, res.Signal, res.OOM, res.Err = ev.Code, ev.Signal, ev.OOM, ev.Err
+			res.Code, res.Signal, res.OOM, res.Down, res.Err = ev.Code, ev.Signal, ev.OOM, ev.Down, ev.Err
 			return res, nil
 		}
 	}

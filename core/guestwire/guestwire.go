@@ -195,6 +195,7 @@ type ExecEvent struct {
 	Code   int    `json:"code"`             // exit status; 128+n when Signal is n
 	Signal int    `json:"signal,omitempty"` // signal that ended it
 	OOM    bool   `json:"oom,omitempty"`    // the guest's kernel killed it for memory
+	Down   bool   `json:"down,omitempty"`   // the guest was shutting down: its own end tells why
 	Err    string `json:"err,omitempty"`    // it never started: 127 not found, 126 not executable
 }
 

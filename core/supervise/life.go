@@ -124,9 +124,13 @@ func (s *supervisor) startCommand(ctx context.Context) error {
 		r, err := g.ch.client().Exec(context.WithoutCancel(ctx), req, guestclient.Stdio{Out: s.output, Err: s.output}, nil)
 		if err != nil {
 			// The guest's own end tells more, and may be a reboot.
+			limit := time.Second
+			if r.Down {
+				limit = s.d.Times.Grace + s.d.Times.Power
+			}
 			select {
 			case <-g.done:
-			case <-time.After(time.Second):
+			case <-time.After(limit):
 				s.hang(g, "the command's connection broke: "+err.Error())
 			}
 			return
