@@ -33,7 +33,7 @@ help: ## list the targets
 build: ## bin/vk (static, with the guest's agent inside) and its links
 	@build=$(BUILD); \
 	mkdir -p bin $(dir $(AGENT)); \
-	if [ ! -e bin/vk ]; then echo "building bin/vk: a minute or two the first time, with the Go modules it needs"; fi; \
+	if [ -e bin/vk ]; then echo "building bin/vk"; else echo "building bin/vk, with all modules it needs: minutes, the first time"; fi; \
 	CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -tags vkagent,netgo,osusergo \
 	  -ldflags "-s -w -X virtkit/core/version.Version=$(VERSION) -X virtkit/core/version.Build=$$build" -o $(AGENT).new .; \
 	if cmp -s $(AGENT).new $(AGENT); then rm $(AGENT).new; else mv $(AGENT).new $(AGENT); fi; \

@@ -83,6 +83,7 @@ if ! flock -n 9; then
 		exit 0
 	fi
 fi
+rm -rf "$kernels"/.build-?????? # of a build that was killed: the lock is ours
 work=$(mktemp -d "$kernels/.build-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM HUP
@@ -106,7 +107,7 @@ if [ -z "$tree" ]; then
 		as_root env DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends $need >"$work/apt.log" 2>&1 ||
 			{ tail -5 "$work/apt.log" >&2; die "installing$need did not work; as root: apt-get install$need"; }
 	fi
-	say "unpacking linux-source-$series $version"
+	say "unpacking linux-source-$series $version (half a minute)"
 	tar -C "$work" -xf /usr/src/linux-source-$series.tar.xz
 	tree=$work/linux-source-$series
 	cp "$here/config" "$tree/.config"
