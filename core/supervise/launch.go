@@ -132,6 +132,15 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 	if len(o.Argv) == 0 {
 		return nil, errors.New("no program was named")
 	}
+	if c := o.Spec.Command; c != nil {
+		n := 0
+		for _, e := range c.Env {
+			n += len(e) + 8
+		}
+		if n > guestwire.MaxFrame/2 {
+			return nil, fault.Newf(fault.Usage, "the command's environment has %d bytes, at most %d can be given", n, guestwire.MaxFrame/2)
+		}
+	}
 	logf, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
@@ -163,6 +172,10 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 		l.err = cmd.Wait()
 		close(l.done)
 	}()
+	if c := o.Spec.Command; c != nil {
+		// A supervisor that is gone already is told by wait.
+		_ = guestwire.Send(l.pipe, request{Op: opEnv, Env: c.Env})
+	}
 	return l, nil
 }
 

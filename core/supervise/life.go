@@ -119,7 +119,15 @@ func (s *supervisor) startCommand(ctx context.Context) error {
 		return nil
 	}
 	g := s.current()
-	req := guestwire.ExecRequest{Argv: c.Argv, Env: c.Env, Dir: c.Dir, User: c.User, TTY: c.TTY}
+	if s.launcher.conn != nil && s.commandEnv == nil {
+		select {
+		case env := <-s.launcher.env:
+			s.commandEnv = append([]string{}, env...) // kept for the boots to come
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	req := guestwire.ExecRequest{Argv: c.Argv, Env: s.commandEnv, Dir: c.Dir, User: c.User, TTY: c.TTY}
 	go func() {
 		r, err := g.ch.client().Exec(context.WithoutCancel(ctx), req, guestclient.Stdio{Out: s.output, Err: s.output}, nil)
 		if err != nil {

@@ -69,7 +69,7 @@ func inherit(dir string) (*inherited, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking at the launcher's pipe: %w", err)
 	}
-	return &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn)}}, nil
+	return &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn), env: make(chan []string, 1)}}, nil
 }
 
 // launcherPipe is the supervisor's end of the connection to the process that
@@ -77,6 +77,7 @@ func inherit(dir string) (*inherited, error) {
 // launcher's end ends the guest. A nil conn is a supervisor started by hand.
 type launcherPipe struct {
 	conn *net.UnixConn
+	env  chan []string // of the guest's command, once; holds one
 
 	mu      sync.Mutex
 	adopted bool
@@ -92,7 +93,13 @@ func (p *launcherPipe) attach(ctx context.Context, s *supervisor) {
 	p.stopped, p.sender = make(chan struct{}), make(chan struct{})
 	go func() {
 		var r request
-		if err := guestwire.Recv(p.conn, &r); err == nil && r.Op == opAdopt {
+		err := guestwire.Recv(p.conn, &r)
+		if err == nil && r.Op == opEnv {
+			p.env <- r.Env
+			r = request{}
+			err = guestwire.Recv(p.conn, &r)
+		}
+		if err == nil && r.Op == opAdopt {
 			p.mu.Lock()
 			p.adopted = true
 			p.mu.Unlock()

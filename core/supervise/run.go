@@ -84,6 +84,9 @@ type supervisor struct {
 	port      Plugged
 	machineID string
 	command   chan commandEnd
+	launcher  *launcherPipe
+	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
+	commandEnv []string
 
 	end      context.CancelCauseFunc // ends the guest; the first cause wins
 	killOnce sync.Once
@@ -156,6 +159,7 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 		return err
 	}
 	s = newSupervisor(dir, spec, d)
+	s.launcher = in.launcher
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end
 	defer end(nil)

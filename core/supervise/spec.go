@@ -107,7 +107,7 @@ type Owner struct {
 // Command is what a detached guest runs.
 type Command struct {
 	Argv []string `json:"argv"`
-	Env  []string `json:"env,omitempty"`
+	Env  []string `json:"-"` // may be secret: it is in the supervisor's memory alone
 	Dir  string   `json:"dir,omitempty"`
 	User string   `json:"user,omitempty"`
 	TTY  bool     `json:"tty,omitempty"`

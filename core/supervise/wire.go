@@ -33,6 +33,7 @@ const (
 	opPublish   = "publish"
 	opUnpublish = "unpublish"
 	opAdopt     = "adopt" // on the launcher's pipe alone
+	opEnv       = "env"   // likewise, first: the command's environment, which no file may hold
 )
 
 type request struct {
@@ -40,6 +41,7 @@ type request struct {
 	Until   Phase         `json:"until,omitempty"`
 	Grace   time.Duration `json:"grace,omitempty"`
 	Publish *Publish      `json:"publish,omitempty"`
+	Env     []string      `json:"env,omitempty"`
 }
 
 type answer struct {
