@@ -62,7 +62,7 @@ default-image: build
 	@bin/vk pull local/default
 
 .PHONY: demo
-demo: setup build ## one CI job in a microVM, from clone to test, with its trace
+demo: setup build default-image ## one CI job in a microVM, from clone to test, with its trace
 	@$(GO) run $(FLAGS) ./e2e/cmd/demo
 
 .PHONY: test

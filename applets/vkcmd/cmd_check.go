@@ -101,6 +101,9 @@ func (a *app) findings(ctx context.Context) []finding {
 	out = append(out, checkQEMU(ctx, h))
 	k, kf := checkKernel(h)
 	out = append(out, kf)
+	if k == nil {
+		out = append(out, tool("xz", checkFail, "unpacks the modules of Debian's kernel", "apt-get install xz-utils"))
+	}
 	out = append(out, checkAgent(), checkAccel(ctx, h, k))
 	out = append(out,
 		tool("mkfs.ext4", checkFail, "makes writable layers", "apt-get install e2fsprogs"),

@@ -24,7 +24,7 @@ type logsOptions struct {
 
 func newLogs(a *app) *cli.Command {
 	var o logsOptions
-	return cliutil.Takes(&cli.Command{
+	return cliutil.Exits(cliutil.Takes(&cli.Command{
 		Name:      "logs",
 		Usage:     "print a guest's console",
 		ArgsUsage: "NAME",
@@ -48,7 +48,7 @@ func newLogs(a *app) *cli.Command {
 			}
 			return printLogs(ctx, a.env.Stdout, j.Dir, o, func() bool { return gone(j.Dir) })
 		},
-	}, cliutil.Arity{Min: 1, Max: 1})
+	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such guest"})
 }
 
 // gone says whether no supervisor looks after the directory any more.

@@ -75,6 +75,8 @@ func TestUsageErrors(t *testing.T) {
 		{[]string{"none", "--", "x"}, `unexpected argument "x"`},
 		{[]string{"do"}, "argument WHAT is missing"},
 		{[]string{"do", "--nmae", "x", "y"}, "unknown flag --nmae; did you mean --name?"},
+		{[]string{"do", "--num", "1", "y"}, "unknown flag --num; did you mean --number?"},
+		{[]string{"help", "dou"}, `unknown command "dou"; did you mean "do"?`},
 		{[]string{"do", "-z", "y"}, "unknown flag -z"},
 		{[]string{"do", "-oz", "y"}, "unknown flag"},
 		{[]string{"--wrong", "do", "x"}, "unknown flag --wrong"},
@@ -148,6 +150,9 @@ func TestHelp(t *testing.T) {
 		if !strings.Contains(g.out, want) {
 			t.Errorf("help lacks %q:\n%s", want, g.out)
 		}
+	}
+	if h := try(t, nil, nil, "help", "do"); h.code != 0 || h.out != g.out {
+		t.Errorf("help do: status %d, %q; want what do --help prints", h.code, h.out)
 	}
 	if g := try(t, nil, nil, "--help"); g.code != 0 || !strings.Contains(g.out, "COMMANDS\n  do") {
 		t.Errorf("help of the program: status %d\n%s", g.code, g.out)

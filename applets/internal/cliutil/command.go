@@ -111,6 +111,14 @@ func prepare(c *cli.Command, path string, globals []*Flag, env appenv.Env) {
 			if len(args) == 0 {
 				return usage(errors.New("no command given"))
 			}
+			if args[0] == "help" {
+				text, err := helpOf(c, path, globals, args[1:])
+				if err != nil {
+					return usage(err)
+				}
+				_, err = io.WriteString(env.Stdout, text)
+				return err
+			}
 			return usage(unknownCommand(c, args[0]))
 		}
 		if err := checkArity(ArityOf(c), c.ArgsUsage, args); err != nil {
@@ -135,6 +143,18 @@ func prepare(c *cli.Command, path string, globals []*Flag, env appenv.Env) {
 	for _, sub := range c.Commands {
 		prepare(sub, path+" "+sub.Name, globals, env)
 	}
+}
+
+// helpOf answers "help WORDS…", which people type as often as --help.
+func helpOf(c *cli.Command, path string, globals []*Flag, words []string) (string, error) {
+	for _, w := range words {
+		sub := c.Command(w)
+		if sub == nil {
+			return "", unknownCommand(c, w)
+		}
+		c, path = sub, path+" "+w
+	}
+	return HelpText(c, path, globals), nil
 }
 
 // optionError marks an error of a command's own validation, so that it is
@@ -215,9 +235,15 @@ func unknownCommand(c *cli.Command, word string) error {
 func checkArity(a Arity, usage string, args []string) error {
 	switch {
 	case len(args) < a.Min:
-		words := strings.Fields(usage)
+		// Of a usage such as "[MORE…] WHAT", what may be left out is not missing.
+		var words []string
+		for _, w := range strings.Fields(usage) {
+			if !strings.HasPrefix(w, "[") {
+				words = append(words, w)
+			}
+		}
 		if len(args) < len(words) {
-			return fmt.Errorf("argument %s is missing", strings.Trim(words[len(args)], "[]"))
+			return fmt.Errorf("argument %s is missing", words[len(args)])
 		}
 		return errors.New("an argument is missing")
 	case a.Max >= 0 && len(args) > a.Max:
@@ -226,8 +252,14 @@ func checkArity(a Arity, usage string, args []string) error {
 	return nil
 }
 
-// nearest is the word at most two edits away from s, or "".
+// nearest is the word that s begins with or the beginning of (three letters at
+// least), else the one at most two edits away, or "".
 func nearest(s string, words []string) string {
+	for _, w := range words {
+		if min(len(s), len(w)) >= 3 && (strings.HasPrefix(s, w) || strings.HasPrefix(w, s)) {
+			return w
+		}
+	}
 	best, at := "", 3
 	for _, w := range words {
 		if d := distance(s, w); d < at && d < len(w) {

@@ -2,6 +2,8 @@ package cliutil
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -52,20 +54,30 @@ func HelpText(c *cli.Command, path string, globals []*Flag) string {
 	writeFlags(&b, "FLAGS", FlagsOf(c))
 	writeFlags(&b, "FLAGS OF EVERY COMMAND", globals)
 	b.WriteString("\nEXIT STATUS\n")
-	own := StatusOf(c)
-	for _, s := range common {
-		replaced := false
-		for _, o := range own {
-			replaced = replaced || o.Code == s.Code
-		}
-		if !replaced {
-			fmt.Fprintf(&b, "  %-5s %s\n", s.Code, s.Means)
-		}
-	}
-	for _, s := range own {
-		fmt.Fprintf(&b, "  %-5s %s\n", s.Code, s.Means)
+	for _, st := range statuses(StatusOf(c)) {
+		fmt.Fprintf(&b, "  %-5s %s\n", st.Code, st.Means)
 	}
 	return b.String()
+}
+
+// statuses are the common ones with a command's own in their places, in the
+// order of their numbers; what is no number comes last.
+func statuses(own []Status) []Status {
+	out := append([]Status(nil), own...)
+	for _, s := range common {
+		if !slices.ContainsFunc(own, func(o Status) bool { return o.Code == s.Code }) {
+			out = append(out, s)
+		}
+	}
+	number := func(s Status) int {
+		n, err := strconv.Atoi(s.Code)
+		if err != nil {
+			return 1000
+		}
+		return n
+	}
+	slices.SortStableFunc(out, func(a, b Status) int { return number(a) - number(b) })
+	return out
 }
 
 func writeFlags(b *strings.Builder, title string, flags []*Flag) {
