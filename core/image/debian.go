@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/leash"
 )
 
 // EnvDefaultTar names a root filesystem tar to be taken for local/default
@@ -153,19 +154,13 @@ func (s *Store) debootstrap(ctx context.Context, r recipe, file string, p *progr
 	cmd := exec.CommandContext(ctx, prog, args...)
 	cmd.Stdin, cmd.Stdout = strings.NewReader(srcs), out
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "TMPDIR=") }), "LC_ALL=C")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
-	// Terminated, it removes its temporary directory; killed, it could not.
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
-	cmd.WaitDelay = 15 * time.Second
 	pr, pw := io.Pipe()
 	cmd.Stderr = pw
 	tail := make(chan []string, 1)
 	p.say("build", fmt.Sprintf("making local/default once: Debian %s with %s (one to three minutes)", r.Suite, strings.Join(r.Packages, ", ")))
 	go func() { tail <- s.follow(pr, p) }()
-	// Pdeathsig is tied to the thread that started the child.
-	runtime.LockOSThread()
-	err = cmd.Run()
-	runtime.UnlockOSThread()
+	// Terminated, it removes its temporary directory; killed, it could not.
+	err = leash.Run(cmd)
 	pw.Close()
 	last := <-tail
 	if ctx.Err() != nil {

@@ -17,6 +17,7 @@ import (
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
+	"virtkit/core/leash"
 )
 
 func isNotFound(err error) bool { return fault.KindOf(err) == fault.NotFound }
@@ -43,6 +44,9 @@ func Fetch(ctx context.Context, stateDir string, progress func(string)) (Kernel,
 	}
 	defer lock.Close()
 
+	if err := sweepFetches(dir); err != nil {
+		return Kernel{}, err
+	}
 	pkg, err := newestPackage(ctx)
 	if err != nil {
 		return Kernel{}, err
@@ -76,6 +80,21 @@ func Fetch(ctx context.Context, stateDir string, progress func(string)) (Kernel,
 		return Kernel{}, err
 	}
 	return fromDir("debian", final)
+}
+
+// sweepFetches removes what fetches that were killed left in dir, whose lock
+// is held.
+func sweepFetches(dir string) error {
+	left, err := filepath.Glob(filepath.Join(dir, ".fetch-*"))
+	if err != nil {
+		return err
+	}
+	for _, d := range left {
+		if err := os.RemoveAll(d); err != nil {
+			return fmt.Errorf("removing what an interrupted fetch left: %w", err)
+		}
+	}
+	return nil
 }
 
 // newestPackage is the package of the newest kernel of the series 6.12 that
@@ -215,7 +234,7 @@ func run(ctx context.Context, dir, name string, args ...string) ([]byte, error) 
 	cmd.Env = append(os.Environ(), "LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive")
 	var out, errb bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errb
-	err := cmd.Run()
+	err := leash.Run(cmd)
 	if errors.Is(err, exec.ErrNotFound) {
 		return nil, fault.Newf(fault.System, "there is no %s on this host", name).Because(err).
 			Hint("Debian's kernel is fetched with it; elsewhere run make kernel, or name a kernel file")

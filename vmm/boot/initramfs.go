@@ -80,16 +80,23 @@ func writeInitramfs(stateDir string, a agent, mods []module) (string, error) {
 }
 
 // Sweep removes what no guest was booted from for as long as idle: initramfs
-// files and leftovers of writers that died. It returns the bytes freed.
+// files and leftovers of writers that died, those of kernel fetches too. It
+// returns the bytes of initramfs freed.
 func Sweep(stateDir string, idle time.Duration) (int64, error) {
 	var freed int64
 	var errs []error
-	entries, err := os.ReadDir(initramfsDir(stateDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+	if _, err := os.Stat(KernelsDir(stateDir)); err == nil {
+		lock, err := fsx.TryLock(filepath.Join(KernelsDir(stateDir), ".fetch.lock"), false)
+		if err == nil {
+			errs = append(errs, sweepFetches(KernelsDir(stateDir)))
+			lock.Close()
+		} else if !errors.Is(err, fsx.ErrLocked) { // locked: it is being fetched
+			errs = append(errs, err)
+		}
 	}
-	if err != nil {
-		return 0, err
+	entries, err := os.ReadDir(initramfsDir(stateDir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
 	}
 	for _, e := range entries {
 		st, err := e.Info()

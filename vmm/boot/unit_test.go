@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"virtkit/core/fault"
+	"virtkit/core/fsx"
 	"virtkit/vmm/boot"
 )
 
@@ -91,6 +92,33 @@ func TestPrepareConcurrently(t *testing.T) {
 	}
 	if n, err := boot.Sweep(filepath.Join(state, "none"), 0); n != 0 || err != nil {
 		t.Errorf("Sweep of nothing: %d, %v", n, err)
+	}
+}
+
+// A fetch that was killed leaves files, a hundred megabytes, that go with the
+// next sweep, unless somebody fetches now.
+func TestSweepFetches(t *testing.T) {
+	state := t.TempDir()
+	left := filepath.Join(state, "kernels", ".fetch-1234", "root", "boot")
+	if err := os.MkdirAll(left, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := fsx.TryLock(filepath.Join(state, "kernels", ".fetch.lock"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := boot.Sweep(state, time.Hour); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(left); err != nil {
+		t.Errorf("swept under a fetch: %v", err)
+	}
+	lock.Close()
+	if _, err := boot.Sweep(state, time.Hour); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(left); !os.IsNotExist(err) {
+		t.Errorf("not swept: %v", err)
 	}
 }
 
