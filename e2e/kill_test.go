@@ -27,18 +27,23 @@ func kills() int {
 	return 6
 }
 
+// killSeed is where the moments come from: the clock, or $VK_KILL_SEED.
+func killSeed(t *testing.T) uint64 {
+	seed := uint64(time.Now().UnixNano())
+	if v, err := strconv.ParseUint(os.Getenv("VK_KILL_SEED"), 10, 64); err == nil {
+		seed = v
+	}
+	t.Logf("VK_KILL_SEED=%d", seed)
+	return seed
+}
+
 // TestRandomKills kills one process with SIGKILL at a random moment of a
 // random call of a job, many times. Whatever dies, the job's verdict is right
 // and nothing is left after cleanup.
 func TestRandomKills(t *testing.T) {
 	h := guests(t)
 	img := busybox(t, h)
-	seed := uint64(time.Now().UnixNano())
-	if v, err := strconv.ParseUint(os.Getenv("VK_KILL_SEED"), 10, 64); err == nil {
-		seed = v
-	}
-	t.Logf("VK_KILL_SEED=%d", seed)
-	rnd := rand.New(rand.NewPCG(seed, 1))
+	rnd := rand.New(rand.NewPCG(killSeed(t), 1))
 	k := &killer{t: t, h: h, span: map[string]time.Duration{"prepare": 6 * time.Second, execdrv.StageBuild: time.Second, "cleanup": 300 * time.Millisecond}}
 	for i := range kills() {
 		phase := []string{"prepare", execdrv.StageBuild, "cleanup"}[rnd.IntN(3)]
