@@ -38,6 +38,7 @@ type guest struct {
 	console *os.File
 	reaper  *reap.Reaper
 	srv     *server
+	kernel  func() error // waits for mountKernel
 
 	mu      sync.Mutex
 	net     *guestwire.Net // as last applied
@@ -69,6 +70,7 @@ func runInit() {
 	g.srv = newServer(Options{
 		Reaper: g.reaper, System: g, LastPath: binDir, Log: g, Fatal: g.fatal,
 	}, nil)
+	g.kernel = g.beside("kernel", g.mountKernel)
 	g.listen()
 }
 
@@ -105,7 +107,10 @@ func (g *guest) channel() (net.Listener, error) {
 
 // openConsole makes the console the place where this process prints.
 func (g *guest) openConsole() {
-	if f, err := os.OpenFile("/dev/console", os.O_WRONLY|unix.O_NOCTTY, 0); err == nil {
+	var st unix.Stat_t
+	if unix.Fstat(2, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(5, 1) {
+		// The kernel has opened it for us already, by the initramfs's node.
+	} else if f, err := os.OpenFile("/dev/console", os.O_WRONLY|unix.O_NOCTTY, 0); err == nil {
 		g.console = f
 		unix.Dup3(int(f.Fd()), 2, 0) // where the runtime reports a panic
 		unix.Dup3(int(f.Fd()), 1, 0)

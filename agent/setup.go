@@ -24,14 +24,17 @@ type step struct {
 	do   func(*guestwire.Setup) error
 }
 
-// Setup implements System.
+// Setup implements System. What needs the root's files waits for it; the rest
+// is done beside it, which a guest of several processors gains from. All of it
+// ends before the switch, because /proc, /sys and /dev move then.
 func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
+	network := g.beside("network", func() error { return g.network(m) })
 	steps := []step{
 		{"clock", g.stepClock},
 		{"root", g.stepRoot},
+		{"kernel", func(*guestwire.Setup) error { return g.kernel() }},
+		{"network", func(*guestwire.Setup) error { return network() }},
 		{"switch", g.stepSwitch},
-		{"kernel", g.stepKernel},
-		{"network", g.stepNetwork},
 		{"identity", g.stepIdentity},
 		{"mounts", g.stepMounts},
 		{"dirs", g.stepDirs},
@@ -49,6 +52,14 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
 	}
 	g.stage("ready")
 	return nil
+}
+
+// beside does f in a goroutine and returns what waits for its end.
+func (g *guest) beside(name string, f func() error) (wait func() error) {
+	done := make(chan struct{})
+	var err error
+	g.srv.guard(name, func() { defer close(done); err = f() })
+	return func() error { <-done; return err }
 }
 
 func (g *guest) stepClock(m *guestwire.Setup) error {
@@ -96,9 +107,10 @@ func (g *guest) stepSwitch(*guestwire.Setup) error {
 	return mount.SwitchRoot("/init", []string{ShellName})
 }
 
-// stepKernel mounts the kernel's filesystems in the root and sets what CI
-// jobs expect.
-func (g *guest) stepKernel(*guestwire.Setup) error {
+// mountKernel mounts the kernel's filesystems, which the root gets when it is
+// switched to, and sets what CI jobs expect. It needs nothing of the host and
+// begins with the guest.
+func (g *guest) mountKernel() error {
 	cg, why, err := mount.Kernel()
 	if err != nil {
 		return err
@@ -128,7 +140,7 @@ var tunables = [][2]string{
 	{"/sys/kernel/mm/lru_gen/enabled", "y"},
 }
 
-func (g *guest) stepNetwork(m *guestwire.Setup) error {
+func (g *guest) network(m *guestwire.Setup) error {
 	if err := netup.Loopback(); err != nil {
 		return err
 	}

@@ -127,7 +127,10 @@ func (p plan) args() []string {
 		}
 		add("-accel", "kvm", "-cpu", cpu)
 	default:
-		cpu := "max"
+		// TCG runs "rep stosb" and "rep movsb" a byte at a time, and the kernel,
+		// libc and Go take them for all clearing and copying where the processor
+		// says that they are fast (erms).
+		cpu := "max,erms=off"
 		if !s.Nested {
 			cpu += ",svm=off"
 		}
