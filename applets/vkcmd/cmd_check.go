@@ -15,6 +15,7 @@ import (
 	"virtkit/applets/internal/wire"
 	"virtkit/core/conf"
 	"virtkit/core/fault"
+	"virtkit/core/image"
 	"virtkit/core/ui"
 	"virtkit/core/version"
 	"virtkit/vmm/boot"
@@ -75,9 +76,9 @@ func (a *app) check(ctx context.Context, asJSON bool) error {
 	}
 	for _, f := range found {
 		style := map[string]ui.Style{checkOK: ui.Green, checkWarn: ui.Yellow, checkFail: ui.Red}[f.Verdict]
-		t.Printf("%s  %-12s %s\n", t.PaintOut(style, fmt.Sprintf("%-4s", f.Verdict)), f.Name, ui.CleanLine(f.Text))
+		t.Printf("%s  %-13s %s\n", t.PaintOut(style, fmt.Sprintf("%-4s", f.Verdict)), f.Name, ui.CleanLine(f.Text))
 		if f.Mend != "" {
-			t.Printf("      %-12s %s\n", "", ui.CleanLine("→ "+f.Mend))
+			t.Printf("      %-13s %s\n", "", ui.CleanLine("→ "+f.Mend))
 		}
 	}
 	if failed > 0 {
@@ -107,7 +108,7 @@ func (a *app) findings(ctx context.Context) []finding {
 	out = append(out, checkAgent(), checkAccel(ctx, h, k))
 	out = append(out,
 		tool("mkfs.ext4", checkFail, "makes writable layers", "apt-get install e2fsprogs"),
-		tool("mmdebstrap", checkWarn, "makes local/default", "apt-get install mmdebstrap"),
+		checkDefault(),
 		checkVirtiofs())
 	return out
 }
@@ -219,6 +220,16 @@ func tool(name, missing, purpose, mend string) finding {
 		return finding{name, missing, "missing; it " + strings.TrimSpace(purpose), mend}
 	}
 	return finding{name, checkOK, path, ""}
+}
+
+// checkDefault tells whether this user can make local/default.
+func checkDefault() finding {
+	if err := image.CanMakeDefault(); err != nil {
+		f := broken("local/default", err)
+		f.Verdict = checkWarn // other images need nothing of it
+		return f
+	}
+	return finding{"local/default", checkOK, "can be made", ""}
 }
 
 func checkVirtiofs() finding {

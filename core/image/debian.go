@@ -123,12 +123,7 @@ func (s *Store) resolveDefault(ctx context.Context, o ResolveOptions, p *progres
 // mode: as root that is a mount namespace alone, so that a kill leaves no
 // mounts; for others a user namespace too.
 func (s *Store) debootstrap(ctx context.Context, r recipe, file string, p *progress) error {
-	prog, err := exec.LookPath("mmdebstrap")
-	if err != nil {
-		return fault.New(fault.Unavailable, "local/default is made with mmdebstrap, which is not installed").
-			Hint("apt-get install mmdebstrap; or make the bundle from a tar of your own: vk image import ROOTFS.tar default")
-	}
-	if err := canUnshare(); err != nil {
+	if err := CanMakeDefault(); err != nil {
 		return err
 	}
 	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -151,7 +146,7 @@ func (s *Store) debootstrap(ctx context.Context, r recipe, file string, p *progr
 	if srcs != "" {
 		args = append(args, "-")
 	}
-	cmd := exec.CommandContext(ctx, prog, args...)
+	cmd := exec.CommandContext(ctx, "mmdebstrap", args...)
 	cmd.Stdin, cmd.Stdout = strings.NewReader(srcs), out
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "TMPDIR=") }), "LC_ALL=C")
 	pr, pw := io.Pipe()
@@ -179,32 +174,53 @@ func (s *Store) debootstrap(ctx context.Context, r recipe, file string, p *progr
 }
 
 // follow passes mmdebstrap's own steps on as progress and returns its last
-// complaints.
+// complaints. A step that takes long is told again, so that nobody wonders
+// whether anything still happens.
 func (s *Store) follow(r io.Reader, p *progress) []string {
 	var last []string
 	start := time.Now()
-	told := time.Now()
-	sc := bufio.NewScanner(r)
-	sc.Buffer(nil, 1<<20)
-	sc.Split(scanLinesCR)
-	for sc.Scan() {
-		l := strings.TrimSpace(sc.Text())
-		s.o.Log.Debug("mmdebstrap", "line", l)
-		switch {
-		case strings.HasPrefix(l, "I: ") && !strings.Contains(l, "tempdir"):
-			p.say("build", fmt.Sprintf("%3.0f s  %s", time.Since(start).Seconds(), strings.TrimPrefix(l, "I: ")))
-			told = time.Now()
-		case strings.HasPrefix(l, "E: "), strings.HasPrefix(l, "Err:"), strings.Contains(l, "rror"), strings.Contains(l, "No space left"):
-			if last = append(last, l); len(last) > 4 {
-				last = last[1:]
+	told, step := start, "starting"
+	say := func(format string, a ...any) {
+		told = time.Now()
+		p.say("build", fmt.Sprintf("%3.0f s  ", told.Sub(start).Seconds())+fmt.Sprintf(format, a...))
+	}
+	lines := make(chan string)
+	go func() {
+		defer close(lines)
+		sc := bufio.NewScanner(r)
+		sc.Buffer(nil, 1<<20)
+		sc.Split(scanLinesCR)
+		for sc.Scan() {
+			lines <- strings.TrimSpace(sc.Text())
+		}
+		_, _ = io.Copy(io.Discard, r)
+	}()
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if time.Since(told) > 9*time.Second {
+				say("still %s", step)
 			}
-		case time.Since(told) > 5*time.Second && l != "":
-			p.say("build", fmt.Sprintf("%3.0f s  %.70s", time.Since(start).Seconds(), l))
-			told = time.Now()
+		case l, ok := <-lines:
+			if !ok {
+				return last
+			}
+			s.o.Log.Debug("mmdebstrap", "line", l)
+			switch {
+			case strings.HasPrefix(l, "I: ") && !strings.Contains(l, "tempdir"):
+				step = strings.TrimRight(strings.TrimPrefix(l, "I: "), ".")
+				say("%s", step)
+			case strings.HasPrefix(l, "E: "), strings.HasPrefix(l, "Err:"), strings.Contains(l, "rror"), strings.Contains(l, "No space left"):
+				if last = append(last, l); len(last) > 4 {
+					last = last[1:]
+				}
+			case time.Since(told) > 5*time.Second && l != "":
+				say("%.70s", l)
+			}
 		}
 	}
-	_, _ = io.Copy(io.Discard, r)
-	return last
 }
 
 func scanLinesCR(data []byte, eof bool) (int, []byte, error) {
@@ -215,47 +231,6 @@ func scanLinesCR(data []byte, eof bool) (int, []byte, error) {
 		return len(data), data, nil
 	}
 	return 0, nil, nil
-}
-
-// canUnshare explains beforehand what mmdebstrap would fail at obscurely.
-func canUnshare() error {
-	if os.Geteuid() == 0 {
-		return nil
-	}
-	hint := "or make the bundle as root once, or from a tar: vk image import ROOTFS.tar default"
-	if _, err := exec.LookPath("newuidmap"); err != nil {
-		return fault.New(fault.Unavailable, "local/default cannot be made without root: newuidmap is not installed").
-			Hint("apt-get install uidmap; %s", hint)
-	}
-	for _, f := range []string{"/etc/subuid", "/etc/subgid"} {
-		if !hasSubIDs(f) {
-			return fault.Newf(fault.Unavailable, "local/default cannot be made without root: %s has no line for this user", f).
-				Hint("usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER; %s", hint)
-		}
-	}
-	for _, f := range []string{"/proc/sys/kernel/unprivileged_userns_clone", "/proc/sys/user/max_user_namespaces"} {
-		if b, err := os.ReadFile(f); err == nil && strings.TrimSpace(string(b)) == "0" {
-			return fault.Newf(fault.Unavailable, "local/default cannot be made without root: user namespaces are off (%s is 0)", f).
-				Hint("sysctl -w %s=1; %s", strings.ReplaceAll(strings.TrimPrefix(f, "/proc/sys/"), "/", "."), hint)
-		}
-	}
-	return nil
-}
-
-func hasSubIDs(file string) bool {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return false
-	}
-	uid := fmt.Sprint(os.Geteuid())
-	name := os.Getenv("USER")
-	for _, l := range strings.Split(string(b), "\n") {
-		who, _, ok := strings.Cut(l, ":")
-		if ok && (who == uid || who == name && name != "") {
-			return true
-		}
-	}
-	return name == "" && len(b) > 0 // cannot tell: let mmdebstrap try
 }
 
 func debArch(goarch string) string {
