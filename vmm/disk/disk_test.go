@@ -9,8 +9,10 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/fsx"
 	"virtkit/vmm/disk"
 )
 
@@ -20,6 +22,38 @@ func needMkfs(t *testing.T) {
 		if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 			t.Skip("needs mkfs.ext4: apt-get install e2fsprogs")
 		}
+	}
+}
+
+// What a maker that was killed left goes when the next template is made; what
+// one at work holds does not.
+func TestLeftTemplates(t *testing.T) {
+	needMkfs(t)
+	state := t.TempDir()
+	dir := filepath.Join(state, "templates")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-time.Hour)
+	for _, n := range []string{".upper-1.tmp", ".upper-2.tmp"} {
+		if err := os.WriteFile(filepath.Join(dir, n), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(filepath.Join(dir, n), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := fsx.TryLock(filepath.Join(dir, ".upper-2.tmp"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := disk.Upper(t.Context(), state, filepath.Join(t.TempDir(), "upper.img"), 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(filepath.Join(dir, ".upper-*.tmp"))
+	if err != nil || len(left) != 1 || filepath.Base(left[0]) != ".upper-2.tmp" {
+		t.Errorf("left are %v (%v)", left, err)
 	}
 }
 

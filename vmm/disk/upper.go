@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
@@ -33,7 +34,13 @@ var mkfsArgs = []string{
 
 func upper(ctx context.Context, stateDir, dst string, size int64) error {
 	mib := max((size+1<<20-1)>>20, MinUpper>>20)
+	full := func(err error) error {
+		return fault.Newf(fault.Busy, "no space for the guest's writable layer %s", dst).Because(err).Hint("run vk gc, or free some disk space")
+	}
 	tpl, err := template(ctx, stateDir, mib)
+	if errors.Is(err, syscall.ENOSPC) {
+		return full(err)
+	}
 	if err != nil {
 		return err
 	}
@@ -44,7 +51,7 @@ func upper(ctx context.Context, stateDir, dst string, size int64) error {
 		}
 	}
 	if errors.Is(err, syscall.ENOSPC) {
-		return fault.Newf(fault.Busy, "no space for the guest's writable layer %s", dst).Because(err).Hint("run vk gc, or free some disk space")
+		return full(err)
 	}
 	if err != nil {
 		return fmt.Errorf("making the writable layer %s: %w", dst, err)
@@ -65,12 +72,20 @@ func template(ctx context.Context, stateDir string, mib int64) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	sweepTemplates(dir)
 	f, err := os.CreateTemp(dir, ".upper-*.tmp")
 	if err != nil {
 		return "", fmt.Errorf("making a disk template: %w", err)
 	}
 	tmp := f.Name()
 	defer os.Remove(tmp)
+	// Held while it is being made, for sweepTemplates.
+	hold, err := fsx.TryLock(tmp, true)
+	if err != nil {
+		f.Close()
+		return "", fmt.Errorf("making a disk template: %w", err)
+	}
+	defer hold.Close()
 	err = errors.Join(f.Truncate(mib<<20), f.Close())
 	if err != nil {
 		return "", fmt.Errorf("making a disk template of %d MiB: %w", mib, err)
@@ -79,6 +94,9 @@ func template(ctx context.Context, stateDir string, mib int64) (string, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
+		if strings.Contains(string(out), "No space left") {
+			err = syscall.ENOSPC
+		}
 		return "", fmt.Errorf("making a disk template of %d MiB with %s: %w: %s", mib, mkfs, err, strings.TrimSpace(string(out)))
 	}
 	g, err := os.Open(tmp)
@@ -94,6 +112,21 @@ func template(ctx context.Context, stateDir string, mib int64) (string, error) {
 		return "", fmt.Errorf("keeping disk template: %w", err)
 	}
 	return path, fsx.SyncDir(dir)
+}
+
+// sweepTemplates removes what makers left that were killed.
+func sweepTemplates(dir string) {
+	left, _ := filepath.Glob(filepath.Join(dir, ".upper-*.tmp"))
+	for _, p := range left {
+		st, err := os.Stat(p)
+		if err != nil || time.Since(st.ModTime()) < time.Minute { // its maker may be about to hold it
+			continue
+		}
+		if l, err := fsx.TryLock(p, false); err == nil {
+			os.Remove(p)
+			l.Close()
+		}
+	}
 }
 
 func findMkfs() (string, error) {

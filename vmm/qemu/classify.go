@@ -82,6 +82,7 @@ func printable(b []byte) string {
 
 // ending is what was seen of a guest's end.
 type ending struct {
+	stuck    string // why the driver ended a guest that could not go on
 	shutdown string // reason of QEMU's first SHUTDOWN event, "" = none came
 	panicked string // panic line near the console's end
 	killed   bool   // Kill was called before QEMU ended
@@ -91,6 +92,9 @@ type ending struct {
 
 // classify gives the reason and the text for people.
 func (e ending) classify() (machine.Reason, string) {
+	if e.stuck != "" {
+		return machine.Crashed, e.stuck
+	}
 	switch e.shutdown {
 	case "guest-shutdown":
 		return machine.PowerOff, ""

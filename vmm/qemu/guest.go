@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os/exec"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -25,6 +26,7 @@ import (
 // guest is one QEMU process, a machine.Machine.
 type guest struct {
 	name    string
+	kernel  string // path, for people
 	log     *slog.Logger
 	sink    io.Writer
 	daemons []*virtiofs.Daemon
@@ -43,6 +45,7 @@ type guest struct {
 	mu       sync.Mutex
 	killed   bool
 	shutdown string
+	stuck    string // why the guest can only be ended: its disk on the host failed
 	status   string
 	exit     machine.Exit
 }
@@ -50,7 +53,7 @@ type guest struct {
 var _ machine.Machine = (*guest)(nil)
 
 func newGuest(s machine.Spec, log *slog.Logger) *guest {
-	g := &guest{name: s.Name, log: log, sink: s.Console,
+	g := &guest{name: s.Name, kernel: s.Kernel.Image, log: log, sink: s.Console,
 		exited: make(chan struct{}), consoled: make(chan struct{}), done: make(chan struct{})}
 	if g.sink == nil {
 		g.sink = io.Discard
@@ -109,7 +112,12 @@ func (g *guest) pumpConsole(c *net.UnixConn) {
 }
 
 func (g *guest) event(e qmp.Event) {
-	if e.Name != "SHUTDOWN" {
+	switch e.Name {
+	case "SHUTDOWN":
+	case "BLOCK_IO_ERROR":
+		g.diskFailed(e.Data)
+		return
+	default:
 		return
 	}
 	var d struct {
@@ -127,6 +135,29 @@ func (g *guest) event(e qmp.Event) {
 	if first {
 		go g.quit()
 	}
+}
+
+// diskFailed ends a guest that QEMU paused because the host could not store
+// what it wrote. Nobody would let it go on, and a guest that was told of an
+// error would count it as one of its own.
+func (g *guest) diskFailed(data json.RawMessage) {
+	var d struct {
+		Operation string `json:"operation"`
+		Action    string `json:"action"`
+		NoSpace   bool   `json:"nospace"`
+		Reason    string `json:"reason"`
+	}
+	if err := json.Unmarshal(data, &d); err != nil || d.Action != "stop" {
+		return
+	}
+	why := "the host failed at a " + d.Operation + " of the guest's disk: " + printable([]byte(d.Reason))
+	if d.NoSpace {
+		why = "the host has no space left for the guest's disk; run vk gc, or free some"
+	}
+	g.mu.Lock()
+	g.stuck = why
+	g.mu.Unlock()
+	g.cmd.Process.Kill()
 }
 
 // quit ends a QEMU whose guest has ended, once nothing is left in it of what
@@ -226,7 +257,7 @@ func (g *guest) finish() {
 	// buffer, which outlives QEMU. One who does not read is not waited for.
 	g.drained(context.Background())
 	g.mu.Lock()
-	e := ending{shutdown: g.shutdown, panicked: g.panics.last(), killed: g.killed, status: g.status, words: g.words.lines()}
+	e := ending{shutdown: g.shutdown, stuck: g.stuck, panicked: g.panics.last(), killed: g.killed, status: g.status, words: g.words.lines()}
 	g.exit.At = time.Now()
 	g.exit.Reason, g.exit.Detail = e.classify()
 	g.mu.Unlock()
@@ -242,7 +273,11 @@ func (g *guest) awaitVMM(ctx context.Context) error {
 		<-g.done
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		return fault.New(fault.System, "QEMU did not start").Because(errors.New(g.exit.Detail))
+		e := fault.New(fault.System, "QEMU did not start").Because(errors.New(g.exit.Detail))
+		if strings.Contains(g.exit.Detail, "kernel") {
+			e = e.Hint("the guest's kernel is %s: is it whole, and one for this machine? `vk kernel list` shows what there is", g.kernel)
+		}
+		return e
 	case <-ctx.Done():
 		return fmt.Errorf("waiting for QEMU's monitor: %w", context.Cause(ctx))
 	}
