@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"os/user"
 	"strings"
+	"syscall"
 
 	"virtkit/core/fault"
 )
@@ -44,7 +45,19 @@ func CanMakeDefault() error {
 				Hint("as root: sysctl -w %s=1; %s", strings.ReplaceAll(strings.TrimPrefix(f, "/proc/sys/"), "/", "."), elsewhere)
 		}
 	}
+	if err := tryUserNamespace(); err != nil {
+		return fault.New(fault.Unavailable, "making it without root needs user namespaces, which this host refuses").Because(err).
+			Hint("a container, a chroot or a security module may forbid them (try: unshare --user true); %s", elsewhere)
+	}
 	return nil
+}
+
+// tryUserNamespace starts a process in a namespace of its own: whether that is
+// allowed cannot be read anywhere, as in a chroot.
+func tryUserNamespace() error {
+	cmd := exec.Command("true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
+	return cmd.Run()
 }
 
 // hasSubIDs tells whether a file such as /etc/subuid has a line for the user.
