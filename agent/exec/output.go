@@ -13,8 +13,8 @@ import (
 )
 
 // buffers hold bytes on their way; an idle stream holds none.
-// With yamux's header of 12 bytes, one is two writes of a virtio-serial port.
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10-12); return &b }}
+// With yamux's header of 12 bytes, one is eight writes of a virtio-serial port.
+var buffers = sync.Pool{New: func() any { b := make([]byte, pipeSize-12); return &b }}
 
 // A stream on which something was sent less than busy ago is busy; small
 // pieces on it wait for nap.

@@ -84,6 +84,9 @@ func (p *process) wire(attr *syscall.ProcAttr, fds [3]net.Conn) (err error) {
 	return nil
 }
 
+// pipeSize is how many bytes of a program's output wait for the agent.
+const pipeSize = 256 << 10
+
 // pipe makes one pipe; our end does not block, the program's does. The pipe
 // belongs to the program's user, so that /dev/stderr can be opened by name.
 func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
@@ -94,6 +97,9 @@ func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
 	own, other := fd[0], fd[1]
 	if input {
 		own, other = fd[1], fd[0]
+	} else {
+		// Fewer changes between the two processes; the default will do as well.
+		unix.FcntlInt(uintptr(own), unix.F_SETPIPE_SZ, pipeSize)
 	}
 	p.child = append(p.child, os.NewFile(uintptr(other), "pipe"))
 	unix.SetNonblock(own, true)

@@ -32,7 +32,7 @@ func (j *joined) Write(p []byte) (int, error) {
 	j.buf = append(j.buf, p...)
 	n, err := j.ReadWriteCloser.Write(j.buf)
 	j.buf = j.buf[:0]
-	if cap(j.buf) > 256<<10 {
+	if cap(j.buf) > 512<<10 {
 		j.buf = nil
 	}
 	return max(n-muxHeader, 0), err

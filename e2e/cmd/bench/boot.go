@@ -2,14 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/conf"
 	"virtkit/vmm/boot"
@@ -50,74 +51,116 @@ func (b *bench) stateDir() (string, error) {
 	return dir, err
 }
 
-// boot: a whole `vk run local/default true` beside the bare guest, one and
-// four at a time, taken in turns so that a busy host hits both.
+// Of the guests that boot measures: what `vk run` gives a guest that asks for
+// nothing, and one processor, where nothing can be done beside the kernel.
+var bootCPUs = []int{2, 1}
+
+// boot: a whole `vk run local/default true` beside the bare guest with as many
+// processors and as much memory, one and four at a time, taken in turns so
+// that a busy host hits both.
 func (b *bench) boot(ctx context.Context) error {
 	f, _, _, err := b.prepareFloor(ctx)
 	if err != nil {
 		return err
 	}
-	vkRun := func(ctx context.Context) (time.Duration, error) {
-		w, _, err := timed(ctx, b.vk, "run", "--mem", strconv.Itoa(memMiB)+"M", "local/default", "true")
-		return w, err
+	// What a process leaves behind (vk's supervisor, and through it QEMU)
+	// becomes a child of this one, so that its CPU time can be counted.
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("becoming the reaper of orphans: %w", err)
 	}
-	if _, err := vkRun(ctx); err != nil { // warm every cache
-		return err
-	}
-	for _, n := range []int{1, 4} {
-		var wall, fwall, cpu, fcpu []float64
-		for range b.rounds {
-			w, c, err := together(ctx, n, vkRun)
-			if err != nil {
+	defer unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+	for _, cpus := range bootCPUs {
+		bare, words := *f, *f
+		bare.CPUs, words.CPUs = cpus, cpus
+		words.Words = qemu.Words(bare.Accel())
+		for _, n := range []int{1, 4} {
+			if err := b.bootPairs(ctx, cpus, n, &bare, &words); err != nil {
 				return err
 			}
-			wall, cpu = append(wall, w.Seconds()), append(cpu, c.Seconds()/float64(n))
-			w, c, err = together(ctx, n, func(ctx context.Context) (time.Duration, error) {
-				r, err := f.Run(ctx, memMiB)
-				return r.Wall, err
-			})
-			if err != nil {
-				return err
-			}
-			fwall, fcpu = append(fwall, w.Seconds()), append(fcpu, c.Seconds()/float64(n))
 		}
-		name := "vk run local/default true"
-		if n > 1 {
-			name = fmt.Sprintf("%d × %s at once", n, name)
-		}
-		b.add("boot", name+", wall", "s", median(wall), "floor: bare QEMU", median(fwall), 1.15)
-		b.addOver("boot", name+", host CPU each", "s", median(cpu), "floor: bare QEMU", median(fcpu), 0.3)
 	}
 	return nil
 }
 
-// together runs n of a thing at once and gives the wall time until the last
-// one ended and the CPU time the whole host spent on it.
-func together(ctx context.Context, n int, do func(context.Context) (time.Duration, error)) (time.Duration, time.Duration, error) {
-	before := hostCPU()
-	start := time.Now()
-	g, ctx := errgroup.WithContext(ctx)
-	for range n {
-		g.Go(func() error { _, err := do(ctx); return err })
+// bootPairs takes n guests of vk and n bare ones in turns and adds their rows.
+// words is the bare guest with the words that vk adds to the kernel's command
+// line; it is measured where n is 1.
+func (b *bench) bootPairs(ctx context.Context, cpus, n int, bare, words *floor.Floor) error {
+	vkRun := func(ctx context.Context) error {
+		_, _, err := timed(ctx, b.vk, "run", "--cpus", strconv.Itoa(cpus), "--mem", strconv.Itoa(memMiB)+"M", "local/default", "true")
+		return err
 	}
-	err := g.Wait()
-	return time.Since(start), hostCPU() - before, err
-}
-
-// hostCPU is all CPU time that the machine has spent outside idle, from
-// /proc/stat: vk's supervisor and QEMU are not children of this process.
-func hostCPU() time.Duration {
-	raw, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return 0
+	runs := []func(context.Context) error{vkRun, runFloor(bare), runFloor(words)}
+	if n > 1 {
+		runs = runs[:2]
 	}
-	line, _, _ := strings.Cut(string(raw), "\n")
-	var total int64
-	for i, f := range strings.Fields(line)[1:] {
-		n, _ := strconv.ParseInt(f, 10, 64)
-		if i != 3 && i != 4 && i < 8 { // not idle, not iowait, not the guests counted twice
-			total += n
+	if err := vkRun(ctx); err != nil { // warm every cache
+		return err
+	}
+	wall, cpu := make([][]float64, 3), make([][]float64, 3)
+	for range b.rounds {
+		for i, run := range runs {
+			w, c, err := together(ctx, n, run)
+			if err != nil {
+				return err
+			}
+			wall[i], cpu[i] = append(wall[i], w.Seconds()), append(cpu[i], c.Seconds()/float64(n))
 		}
 	}
-	return time.Duration(total) * time.Second / 100 // USER_HZ
+	name := fmt.Sprintf("vk run local/default true, %d CPUs", cpus)
+	if n > 1 {
+		name = fmt.Sprintf("%d × %s at once", n, name)
+	}
+	peer := "floor: bare QEMU"
+	b.add("boot", name+", wall", "s", median(wall[0]), peer, median(wall[1]), 1.15)
+	b.addOver("boot", name+", host CPU each", "s", median(cpu[0]), peer, median(cpu[1]), 0.3)
+	if n == 1 {
+		b.add("boot", name+", wall", "s", median(wall[0]), peer+" with vk's kernel words", median(wall[2]), 1.15)
+	}
+	return nil
+}
+
+func runFloor(f *floor.Floor) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := f.Run(ctx, memMiB)
+		return err
+	}
+}
+
+// together runs n of a thing at once and gives the wall time until the last
+// one ended, and the CPU time of all of their processes to their ends.
+func together(ctx context.Context, n int, do func(context.Context) error) (wall, cpu time.Duration, err error) {
+	before, err := childCPU()
+	if err != nil {
+		return 0, 0, err
+	}
+	start := time.Now()
+	g, gctx := errgroup.WithContext(ctx)
+	for range n {
+		g.Go(func() error { return do(gctx) })
+	}
+	if err := g.Wait(); err != nil {
+		return 0, 0, err
+	}
+	wall = time.Since(start)
+	after, err := childCPU()
+	return wall, after - before, err
+}
+
+// childCPU is the CPU time of all children that have ended, once all have.
+func childCPU() (time.Duration, error) {
+	for {
+		_, err := unix.Wait4(-1, nil, 0, nil)
+		if errors.Is(err, unix.ECHILD) {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return 0, fmt.Errorf("waiting for what the guests left: %w", err)
+		}
+	}
+	var r unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_CHILDREN, &r); err != nil {
+		return 0, fmt.Errorf("reading the CPU time of children: %w", err)
+	}
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano()), nil
 }

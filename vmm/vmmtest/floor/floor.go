@@ -92,6 +92,9 @@ func Prepare(ctx context.Context, dir string, d *qemu.Driver, k boot.Kernel) (*F
 	return f, nil
 }
 
+// Accel is the accelerator that the bare guest runs with: "kvm" or "tcg".
+func (f *Floor) Accel() string { return f.accel }
+
 // Result is one run.
 type Result struct {
 	FirstLine time.Duration // from the start of QEMU to init's line
