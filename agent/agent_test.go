@@ -318,7 +318,9 @@ func TestSignalsReachTheGroup(t *testing.T) {
 	}
 	done := make(chan end, 1)
 	go func() {
-		res, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "trap 'echo got; exit 9' TERM; sleep 1000 & echo ready $!; wait"}}, guestclient.Stdio{Out: w}, ctl)
+		// The other process says itself that it is there: between fork and exec
+		// it still has the shell's handler, which would swallow the signal.
+		res, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "trap 'echo got; exit 9' TERM; sh -c 'echo ready $$; exec sleep 1000' & wait"}}, guestclient.Stdio{Out: w}, ctl)
 		w.Close()
 		done <- end{res, err}
 	}()
@@ -475,14 +477,15 @@ func TestTTY(t *testing.T) {
 	if len(lines) < 5 || !strings.HasPrefix(lines[0], "/dev/pts/") || lines[1] != "33 77" || lines[2] != "all" || lines[3] != "err" {
 		t.Errorf("terminal said %q", lines)
 	}
-	// Input, its end, and a resize that interrupts.
+	// Input, its end, and a resize. The shell reads only once it has seen the
+	// resize, because one that interrupts its read ends that as if at the end.
 	o.Reset()
 	r, w := io.Pipe()
 	ctl := make(chan guestwire.ExecControl)
 	done := make(chan error, 1)
 	ready := &waitFor{text: "ready", seen: make(chan struct{})}
 	go func() {
-		_, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "trap 'stty size' WINCH; echo ready; while read l; do echo \"<$l>\"; done; echo end"}, TTY: true}, guestclient.Stdio{In: r, Out: ready}, ctl)
+		_, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "trap 'stty size; seen=1' WINCH; echo ready; until [ \"$seen\" ]; do sleep 0.1; done; while read l; do echo \"<$l>\"; done; echo end"}, TTY: true}, guestclient.Stdio{In: r, Out: ready}, ctl)
 		done <- err
 	}()
 	<-ready.seen
