@@ -32,14 +32,14 @@ func (d *Driver) SetProbe(dev string, probe func(context.Context, machine.Kernel
 }
 
 // Classify is ending.classify.
-func Classify(shutdown, console, status, words string, killed bool) (machine.Reason, string) {
+func Classify(shutdown, stuck, console, status, words string, killed bool) (machine.Reason, string) {
 	var w panicWatch
 	for len(console) > 0 { // in pieces, as a socket gives them
 		n := min(7, len(console))
 		w.Write([]byte(console[:n]))
 		console = console[n:]
 	}
-	return ending{shutdown: shutdown, panicked: w.last(), killed: killed, status: status, words: words}.classify()
+	return ending{shutdown: shutdown, stuck: stuck, panicked: w.last(), killed: killed, status: status, words: words}.classify()
 }
 
 // PanicWatch is what sees console bytes.

@@ -93,10 +93,10 @@ func TestClassify(t *testing.T) {
 	const boom = "[    2.1] Kernel panic - not syncing: sysrq triggered \x1b[1mcrash\r\n[    2.2] CPU: 0\r\n"
 	long := strings.Repeat("stack line\r\n", 20000)
 	for name, c := range map[string]struct {
-		shutdown, console, words string
-		killed                   bool
-		want                     machine.Reason
-		detail                   string
+		shutdown, stuck, console, words string
+		killed                          bool
+		want                            machine.Reason
+		detail                          string
 	}{
 		"poweroff":              {shutdown: "guest-shutdown", want: machine.PowerOff},
 		"reboot":                {shutdown: "guest-reset", want: machine.Reboot},
@@ -107,10 +107,11 @@ func TestClassify(t *testing.T) {
 		"panic device":          {shutdown: "guest-panic", want: machine.Panic, detail: "the guest's kernel panicked"},
 		"killed":                {killed: true, want: machine.Killed},
 		"killed after its end":  {shutdown: "guest-shutdown", killed: true, want: machine.PowerOff},
+		"disk full":             {stuck: "no space", killed: true, want: machine.Crashed, detail: "no space"},
 		"crashed":               {words: "bad MSR", want: machine.Crashed, detail: "QEMU ended: killed by SIGABRT: bad MSR"},
 		"told to end":           {shutdown: "host-signal", want: machine.Crashed, detail: "QEMU was told to end by a signal from the host"},
 	} {
-		r, d := qemu.Classify(c.shutdown, c.console, "killed by SIGABRT", c.words, c.killed)
+		r, d := qemu.Classify(c.shutdown, c.stuck, c.console, "killed by SIGABRT", c.words, c.killed)
 		if r != c.want || d != c.detail {
 			t.Errorf("%s: %s %q, want %s %q", name, r, d, c.want, c.detail)
 		}
