@@ -182,6 +182,7 @@ func (p *process) serve(conn net.Conn, ctl *control) {
 			p.mu.Unlock()
 			ev := p.finish(ws, ctl)
 			guestwire.Send(conn, ev)
+			p.leaveCgroup() // the host need not wait for that
 			return
 		}
 	}
@@ -226,7 +227,6 @@ func (p *process) finish(ws syscall.WaitStatus, ctl *control) guestwire.ExecEven
 	}
 	ev.OOM = ev.Code != 0 && p.oomKills() > 0
 	ev.Down = ev.Code != 0 && p.srv.down.Load() // also of a script that traps SIGTERM
-	p.leaveCgroup()
 	p.srv.forget(p)
 	return ev
 }

@@ -34,8 +34,9 @@ type Options struct {
 
 // Server runs programs. It is safe for concurrent use.
 type Server struct {
-	opt  Options
-	down atomic.Bool // GoingDown
+	opt   Options
+	down  atomic.Bool // GoingDown
+	users users
 
 	mu      sync.Mutex
 	joins   map[string]*join
@@ -288,7 +289,7 @@ func (s *Server) start(req *guestwire.ExecRequest, fds [3]net.Conn) (*process, e
 	if len(req.Argv) == 0 {
 		return nil, notStarted(127, "no program was named")
 	}
-	u, err := LookupUser(s.opt.Root, req.User)
+	u, err := s.users.lookup(s.opt.Root, req.User)
 	if err != nil {
 		return nil, notStarted(126, "%v", err)
 	}

@@ -8,6 +8,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
 )
 
 // User is who a program runs as.
@@ -18,6 +21,45 @@ type User struct {
 	Groups []uint32 // supplementary
 	Home   string
 	Shell  string
+}
+
+// users remembers the last user that was looked up: nearly all programs of a
+// job run as the same one.
+type users struct {
+	mu    sync.Mutex
+	spec  string
+	stamp [2]stamp
+	user  User
+}
+
+// stamp changes with a file's content.
+type stamp struct {
+	ino, size uint64
+	mtime     unix.Timespec
+}
+
+func stampOf(path string) stamp {
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return stamp{}
+	}
+	return stamp{st.Ino, uint64(st.Size), st.Mtim}
+}
+
+// lookup is LookupUser.
+func (c *users) lookup(root, spec string) (User, error) {
+	now := [2]stamp{stampOf(filepath.Join(root, "etc/passwd")), stampOf(filepath.Join(root, "etc/group"))}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.user.Home != "" && c.spec == spec && c.stamp == now {
+		return c.user, nil
+	}
+	u, err := LookupUser(root, spec)
+	if err != nil {
+		return u, err
+	}
+	c.spec, c.stamp, c.user = spec, now, u
+	return u, nil
 }
 
 // LookupUser resolves name|uid[:group|gid] through /etc/passwd and /etc/group
