@@ -66,7 +66,7 @@ func Write(path string, s Spec) error {
 func root(s Spec) ([]byte, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		return nil, errors.New("needs busybox: apt-get install busybox")
+		return nil, errors.New("needs busybox: apt-get install busybox-static")
 	}
 	t := &tree{made: map[string]bool{}}
 	t.w = tar.NewWriter(&t.buf)
