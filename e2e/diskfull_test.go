@@ -27,7 +27,7 @@ func TestHostDiskFull(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer unix.Unmount(dir, unix.MNT_DETACH)
-			for _, n := range []string{"images", "kernels", "boot", "vmm"} {
+			for _, n := range []string{"images", "kernels", "boot", "vmm", "local"} {
 				if err := os.Symlink(filepath.Join(h.State, n), filepath.Join(dir, n)); err != nil {
 					t.Fatal(err)
 				}
