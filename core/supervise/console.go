@@ -54,6 +54,14 @@ type boundedLog struct {
 	err     error // the first failure
 	tail    []byte
 	pos     int // next byte in tail once that is full
+	total   int64
+}
+
+// Total is how many bytes were written so far, kept or not.
+func (l *boundedLog) Total() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.total
 }
 
 func newBoundedLog(path string, max int64) *boundedLog {
@@ -70,6 +78,7 @@ func (l *boundedLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.remember(p)
+	l.total += int64(len(p))
 	for rest := p; len(rest) > 0; {
 		if l.size >= l.max {
 			if err := l.rotateLocked(); err != nil {

@@ -297,6 +297,22 @@ func TestEndings(t *testing.T) {
 	}
 }
 
+// A guest without a sign of life gets another try, and only one.
+func TestStillborn(t *testing.T) {
+	short := func(s *supervise.Spec, _ *supervise.Deps) { s.BootLimit = 3 * time.Second }
+	w := run(t, &supervisetest.Driver{Stillborn: 1}, short)
+	st, err := w.client.State(ctxFor(t))
+	if err != nil || st.Phase != supervise.Running || w.driver.Boots() != 2 {
+		t.Errorf("state = %+v, %v after %d boots; want it running after 2", st.Phase, err, w.driver.Boots())
+	}
+	w = begin(t, &supervisetest.Driver{Stillborn: 9}, short, keep)
+	w.wait()
+	st, err = supervise.ReadState(w.dir)
+	if err != nil || st.Exit == nil || st.Exit.Reason != supervise.ReasonBootTimeout || w.driver.Boots() != 2 {
+		t.Errorf("exit = %+v, %v after %d boots; want a boot-timeout after 2", st.Exit, err, w.driver.Boots())
+	}
+}
+
 func TestStopDuringBoot(t *testing.T) {
 	w := begin(t, &supervisetest.Driver{Silent: true})
 	w.dial()

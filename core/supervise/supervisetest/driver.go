@@ -25,6 +25,8 @@ type Driver struct {
 	Process bool
 	// Silent guests never answer.
 	Silent bool
+	// Stillborn is how many first boots never say a word.
+	Stillborn int
 	// Late is how long a guest takes to answer.
 	Late time.Duration
 	// CloseStreams is how many first streams the agent closes at once.
@@ -89,9 +91,11 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 	d.guests = append(d.guests, g)
 	boot := len(d.guests)
 	d.mu.Unlock()
-	fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n", s.Name, boot)
 	g.agent.g = g
-	go g.agent.run(guest)
+	if boot > d.Stillborn {
+		fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n", s.Name, boot)
+		go g.agent.run(guest)
+	}
 	if d.DieAtBoot != nil {
 		if r := d.DieAtBoot(boot); r != "" {
 			go g.End(r, "as told")
