@@ -162,7 +162,7 @@ func (t *Tree) enter(name, rel string) error {
 	if !strings.Contains(rel, "/") {
 		t.Dirs = append(t.Dirs, rel)
 	}
-	if base == "testdata" || base == "vendor" || rel == "bin" || rel == "core/depstmp" {
+	if base == "testdata" || base == "vendor" || rel == "bin" {
 		return fs.SkipDir
 	}
 	if _, err := os.Stat(filepath.Join(name, "go.mod")); err == nil {

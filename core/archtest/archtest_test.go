@@ -60,7 +60,6 @@ func TestRules(t *testing.T) {
 			"docs/d.go.txt":          "x",
 			"testdata/t.go":          "not go at all",
 			"core/b/testdata/x.go":   "nor this",
-			"core/depstmp/d.go":      "package depstmp\nimport _ \"m/vmm\"",
 			".git/x.go":              "no",
 			"packaging/tools/go.mod": "module other",
 			"packaging/tools/t.go":   "no",

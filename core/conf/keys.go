@@ -80,8 +80,8 @@ var table = []row{
 
 	{name: "vmm.accel", kind: kEnum, at: func(c *Config) any { return &c.VMM.Accel }, def: `"auto"`, words: []string{"auto", "kvm", "tcg"}, env: "VIRTKIT_ACCEL", acted: true,
 		doc: "Processor virtualization. `auto` boots a guest under KVM once and remembers whether it worked; `tcg` emulates, which is slow and works everywhere."},
-	{name: "vmm.channel", kind: kEnum, at: func(c *Config) any { return &c.VMM.Channel }, def: `"auto"`, words: []string{"auto", "serial", "vsock"}, acted: true,
-		doc: "How host and guest talk: virtio-serial or vhost-vsock."},
+	{name: "vmm.channel", kind: kEnum, at: func(c *Config) any { return &c.VMM.Channel }, def: `"auto"`, words: []string{"auto", "serial", "vsock"}, acted: true, later: []string{"vsock"},
+		doc: "How host and guest talk: `serial` is virtio-serial, and what `auto` takes; `vsock` is vhost-vsock."},
 	{name: "vmm.qemu", kind: kProgram, at: func(c *Config) any { return &c.VMM.QEMU }, example: `"qemu-system-x86_64"`, acted: true,
 		doc: "QEMU's program, by name or absolute path. Not set: the one on `PATH`."},
 	{name: "vmm.kernel", kind: kProgram, at: func(c *Config) any { return &c.VMM.Kernel }, example: `"tuned"`, acted: true,

@@ -5,6 +5,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"os/user"
@@ -13,6 +14,7 @@ import (
 
 	"virtkit/applets/internal/appenv"
 	"virtkit/core/conf"
+	"virtkit/core/fault"
 	"virtkit/core/fsx"
 	"virtkit/core/image"
 	"virtkit/core/logx"
@@ -151,6 +153,11 @@ func Self() (supervise.Owner, error) {
 // Launch starts the supervisor of a reserved job directory and returns when
 // its guest runs.
 func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(supervise.State)) (*supervise.Client, error) {
+	if h.Conf.VMM.Channel == "vsock" {
+		err := fault.New(fault.Usage, "[vmm] channel = \"vsock\" is not built yet").
+			Hint("set channel to auto or serial, or leave it out")
+		return nil, errors.Join(err, r.Release())
+	}
 	return supervise.Launch(ctx, supervise.LaunchOptions{
 		Dir: r.Dir, Lock: r.Lock, Spec: r.Spec,
 		Argv:     []string{h.Env.Exe, "supervise"},
