@@ -57,7 +57,8 @@ func (l *serialListener) try() (net.Conn, error) {
 		return nil, fmt.Errorf("opening port %s: %w", l.name, err)
 	}
 	b := make([]byte, 4096)
-	n, err := f.Read(b)
+	// Whatever a read without bytes says, the port is tried again.
+	n, _ := f.Read(b)
 	if n == 0 {
 		f.Close()
 		return nil, nil

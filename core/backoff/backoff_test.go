@@ -17,6 +17,8 @@ var errBoom = errors.New("boom")
 
 // run calls Retry in a bubble of synthetic time and returns what was called
 // when, the error and the time taken.
+//
+//lint:ignore ST1008 the order in which the tests read them
 func run(t *testing.T, ctx context.Context, p backoff.Policy, fn func(try int) error) (at []time.Duration, err error, took time.Duration) {
 	t.Helper()
 	begin := time.Now()

@@ -182,7 +182,8 @@ func TestLockAcrossProcesses(t *testing.T) {
 	if st, err := os.Stat(path); err != nil || st.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", st.Mode(), err)
 	}
-	if l.Close() != nil || l.Close() != nil || (*fsx.Lock)(nil).Close() != nil {
+	first, second := l.Close(), l.Close()
+	if first != nil || second != nil || (*fsx.Lock)(nil).Close() != nil {
 		t.Error("Close is not safe to call twice and on nil")
 	}
 	a, err1 := fsx.TryLock(path, true)

@@ -134,10 +134,6 @@ func (c Counts) minus(o Counts) Counts {
 	return Counts{c.Blocked - o.Blocked, c.WouldBlock - o.WouldBlock, c.Observed - o.Observed}
 }
 
-func (c Counts) plus(o Counts) Counts {
-	return Counts{c.Blocked + o.Blocked, c.WouldBlock + o.WouldBlock, c.Observed + o.Observed}
-}
-
 func (c Counts) any() bool { return c != Counts{} }
 
 // Recorder adds up what a phase's guests did. Denials (blocked and

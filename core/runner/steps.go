@@ -22,6 +22,8 @@ const undoTime = 30 * time.Second
 // way: an Undo must cope with a Do that did nothing. after hears of each step
 // that was done. The error names the step; what could not be undone is in
 // left.
+//
+//lint:ignore ST1008 err is why the steps ended; left is what the undoing left
 func RunSteps(ctx context.Context, steps []Step, now func() time.Time, after func(name string, took time.Duration)) (err error, left []error) {
 	for i, s := range steps {
 		if err = context.Cause(ctx); err == nil {

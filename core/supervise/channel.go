@@ -56,6 +56,7 @@ func (k *keepOpen) leave() {
 	k.Close()
 	k.rmu.Lock()
 	k.wmu.Lock()
+	//lint:ignore SA2001 taken to wait for those who hold it
 	k.wmu.Unlock()
 	k.rmu.Unlock()
 }

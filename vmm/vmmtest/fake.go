@@ -166,6 +166,7 @@ func (g *Guest) end(r machine.Reason, detail string) {
 	g.Control.Close()
 	go func() {
 		g.consoleMu.Lock() // the last write is through
+		//lint:ignore SA2001 taken to wait for the last write
 		g.consoleMu.Unlock()
 		for i := 0; pending(g.host) > 0 && i < 200; i++ {
 			time.Sleep(5 * time.Millisecond)
