@@ -68,7 +68,8 @@ demo: setup build default-image ## one CI job in a microVM, from clone to test, 
 .PHONY: test
 test: setup build kernel-if-missing default-image ## all tests, in real guests too
 	@$(GO) vet $(FLAGS) ./...
-	@$(GO) run $(FLAGS) .ci/testsum.go $(FLAGS) ./...
+	@VIRTKIT_TEST_KERNEL=$$(bin/vk kernel list --json | sed -n 's/.*"image": "\(.*\/tuned-.*\)",*/\1/p' | head -1) \
+	  $(GO) run $(FLAGS) .ci/testsum.go $(FLAGS) ./...
 
 .PHONY: check
 check: ## vet, format, house rules, static analysis
