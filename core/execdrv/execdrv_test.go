@@ -53,6 +53,7 @@ func TestFinish(t *testing.T) {
 		{execdrv.Ended{Code: 255}, 1, "255\n", ""},
 		{execdrv.Ended{Code: 137, Signal: 9}, 1, "137\n", "signal 9 (KILL)"},
 		{execdrv.Ended{Code: 137, Signal: 9, OOM: true}, 1, "137\n", "MICROVM_MEM"},
+		{execdrv.Ended{Signal: 9}, 1, "137\n", "signal 9 (KILL)"}, // a signal is an end in itself
 		{execdrv.Ended{Code: 162, Signal: 34}, 1, "162\n", "signal 34 (number 34)"},
 	} {
 		for _, withFile := range []bool{true, false} {
@@ -68,6 +69,9 @@ func TestFinish(t *testing.T) {
 			}
 			if !strings.Contains(strings.Join(words, "\n"), tt.word) {
 				t.Errorf("Finish(%+v) says %q, want %q", tt.e, words, tt.word)
+			}
+			if !withFile && strings.Contains(strings.Join(words, "\n"), "writing") {
+				t.Errorf("Finish(%+v) without a file says %q", tt.e, words)
 			}
 			b, _ := os.ReadFile(path)
 			want := tt.file
@@ -134,7 +138,8 @@ func TestDecodeResponseMalformed(t *testing.T) {
 		`{"id":1,"token":"hunter2`:           "is not JSON from byte",
 		`{"id":"hunter2"}`:                   "field id is a JSON string",
 		`{"image":{"entrypoint":"hunter2"}}`: "field image.entrypoint is a JSON string",
-		`["hunter2"]`:                        "is a JSON array",
+		`["hunter2"]`:                        "field (top) is a JSON array",
+		`{"id":31337.5}`:                     "field id is a JSON number, expected int64",
 	} {
 		_, err := execdrv.DecodeResponse([]byte(in))
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -195,6 +200,21 @@ func TestWanted(t *testing.T) {
 	if err != nil || w.Image != "local/x" || w.CPUs != 3 || w.MemMiB != 512 || w.User != "build:users" || len(w.Notes) != 0 {
 		t.Errorf("all set: %+v %v", w, err)
 	}
+	for text, mib := range map[string]int{"3g": 3072, "1GiB": 1024, "700mb": 700, "1024M": 1024} {
+		if w, err := wanted(t, "MICROVM_MEM="+text); err != nil || w.MemMiB != mib {
+			t.Errorf("MICROVM_MEM=%s: %d MiB, %v, want %d", text, w.MemMiB, err, mib)
+		}
+	}
+	r, err := execdrv.DecodeResponse([]byte(`{"image":{"name":"alpine:3.20","executor_opts":{"docker":{"user":"app"}}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for own, want := range map[string][2]string{"": {"app", "image:docker:user"}, "build": {"build", "MICROVM_USER"}} {
+		c := execdrv.ReadCall([]string{"CUSTOM_ENV_MICROVM_USER=" + own})
+		if w, err := execdrv.ReadWanted(&c, r, limits); err != nil || w.User != want[0] || w.UserFrom != want[1] || w.Image != "alpine:3.20" || w.ImageFrom != "image:" {
+			t.Errorf("MICROVM_USER %q with image:docker:user: %+v %v", own, w, err)
+		}
+	}
 	w, err = wanted(t, "MICROVM_CPUS=64", "MICROVM_MEM=100G")
 	if err != nil || w.CPUs != 4 || w.MemMiB != 8192 || len(w.Notes) != 2 || !strings.Contains(w.Notes[1], "MICROVM_MEM 100G") || !strings.Contains(w.Notes[1], "8G") {
 		t.Errorf("clamped: %+v %v", w, err)
@@ -203,7 +223,7 @@ func TestWanted(t *testing.T) {
 
 func TestWantedRefuses(t *testing.T) {
 	for _, kv := range []string{"MICROVM_CPUS=0", "MICROVM_CPUS=-1", "MICROVM_CPUS=two", "MICROVM_CPUS=1.5", "MICROVM_CPUS=99999999999999999999",
-		"MICROVM_MEM=2", "MICROVM_MEM=2T", "MICROVM_MEM=0G", "MICROVM_MEM=64M", "MICROVM_MEM=-1G", "MICROVM_MEM=1.5G", "MICROVM_USER=a b", "MICROVM_USER=-x", "MICROVM_USER=a:b:c"} {
+		"MICROVM_MEM=2", "MICROVM_MEM=2000T", "MICROVM_MEM=0G", "MICROVM_MEM=64M", "MICROVM_MEM=-1G", "MICROVM_MEM=1.5G", "MICROVM_USER=a b", "MICROVM_USER=-x", "MICROVM_USER=a:b:c"} {
 		_, err := wanted(t, kv)
 		name, value, _ := strings.Cut(kv, "=")
 		if err == nil || fault.KindOf(err) != fault.JobFailed || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), value) ||
@@ -228,7 +248,7 @@ func TestUnknownVariables(t *testing.T) {
 			t.Errorf("warnings %q lack %q", got, want)
 		}
 	}
-	if len(w.Warnings) != 3 {
+	if len(w.Warnings) != 3 || strings.Count(got, "did you mean") != 1 {
 		t.Errorf("warnings: %q", w.Warnings)
 	}
 }
