@@ -286,22 +286,20 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 	return w
 }
 
-// heartbeat watches a running guest's agent until ctx ends. Silence is counted
-// in pings that failed, not on the clock, so that a supervisor that was itself
-// stopped for a while does not blame the guest.
+// heartbeat watches a running guest's agent and clock until ctx ends. Silence
+// is counted in pings that failed, not on the clock, so that a supervisor that
+// was itself stopped for a while does not blame the guest.
 func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 	limit := s.spec.HangLimit
 	recontact := limit
 	if recontact <= 0 {
 		recontact = 30 * time.Second
 	}
-	each := max(limit/3, time.Millisecond)
+	each := max(recontact/3, time.Millisecond)
 	var silent time.Duration
+	var clock clockWatch
+	next := min(s.d.Times.Ping, clockRetry)
 	for {
-		var tick <-chan time.Time // never, when nothing is to be pinged
-		if limit > 0 {
-			tick = time.After(s.d.Times.Ping)
-		}
 		select {
 		case <-ctx.Done():
 			return
@@ -310,21 +308,25 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 				return
 			}
 			continue
-		case <-tick:
+		case <-time.After(next):
 		}
+		next = s.d.Times.Ping
 		t := time.Now()
 		pctx, cancel := context.WithTimeout(ctx, each)
+		pong := make(chan guestwire.Pong, 1)
 		err := bounded(pctx, func(ctx context.Context) error {
-			_, err := g.ch.client().Ping(ctx)
+			p, err := g.ch.client().Ping(ctx)
+			pong <- p
 			return err
 		})
 		cancel()
 		if err == nil {
 			silent = 0
+			next = s.keepClock(ctx, g, &clock, t, <-pong)
 			continue
 		}
 		silent += min(time.Since(t), each)
-		if silent >= limit-time.Millisecond {
+		if limit > 0 && silent >= limit-time.Millisecond {
 			s.hang(g, fmt.Sprintf("the guest's agent was silent for %v", limit))
 			return
 		}

@@ -48,7 +48,7 @@ type Deps struct {
 
 // Times are the supervisor's intervals.
 type Times struct {
-	Ping    time.Duration // between two heartbeats; default HangLimit/4 within 1 s to 10 s
+	Ping    time.Duration // between two heartbeats; default HangLimit/4 within 1 s to 10 s, 10 s without a limit
 	Contact time.Duration // a first contact that stays silent is tried again after this; default 10 s
 	Grace   time.Duration // of a stop that names none; default 5 s
 	Power   time.Duration // from the agent's goodbye to power off, then the guest is killed; default 10 s
@@ -185,7 +185,11 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 	def(&d.Times.Contact, defaultContact)
 	def(&d.Times.Grace, defaultGrace)
 	def(&d.Times.Power, defaultPower)
-	def(&d.Times.Ping, min(max(spec.HangLimit/4, time.Second), 10*time.Second))
+	ping := 10 * time.Second
+	if spec.HangLimit > 0 {
+		ping = min(max(spec.HangLimit/4, time.Second), ping)
+	}
+	def(&d.Times.Ping, ping)
 	if d.Hook == nil {
 		d.Hook = func(string) {}
 	}

@@ -35,10 +35,15 @@ type agent struct {
 	sessions int
 	broken   bool // garbage is due
 	execs    map[string]*fakeExec
+	born     time.Time
+	lost     time.Duration // time that passed without the guest
+	shift    time.Duration // of its clock by its own
+	resumes  int
+	pings    int
 }
 
 func newAgent(d *Driver) *agent {
-	return &agent{d: d, hung: make(chan struct{}), stopped: make(chan struct{}), execs: map[string]*fakeExec{}}
+	return &agent{d: d, hung: make(chan struct{}), stopped: make(chan struct{}), execs: map[string]*fakeExec{}, born: time.Now()}
 }
 
 // Setups are the setups that the guest was sent.
@@ -46,6 +51,48 @@ func (g *Guest) Setups() []guestwire.Setup {
 	g.agent.mu.Lock()
 	defer g.agent.mu.Unlock()
 	return g.agent.setups
+}
+
+// LoseTime makes the guest as one that was paused for d.
+func (g *Guest) LoseTime(d time.Duration) {
+	g.agent.mu.Lock()
+	defer g.agent.mu.Unlock()
+	g.agent.lost += d
+}
+
+// ShiftClock sets the guest's clock from within.
+func (g *Guest) ShiftClock(d time.Duration) {
+	g.agent.mu.Lock()
+	defer g.agent.mu.Unlock()
+	g.agent.shift += d
+}
+
+// Clock is how far the guest's clock is ahead, and how often it was set from
+// outside and read.
+func (g *Guest) Clock() (ahead time.Duration, set, read int) {
+	g.agent.mu.Lock()
+	defer g.agent.mu.Unlock()
+	return g.agent.shift - g.agent.lost, g.agent.resumes, g.agent.pings
+}
+
+func (a *agent) pong() guestwire.Pong {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pings++
+	now := time.Now()
+	return guestwire.Pong{UnixNano: now.Add(a.shift - a.lost).UnixNano(), UptimeMS: (now.Sub(a.born) - a.lost).Milliseconds()}
+}
+
+func (a *agent) resume(body []byte) guestwire.Reply {
+	var r guestwire.Resume
+	if err := json.Unmarshal(body, &r); err != nil {
+		return guestwire.Reply{Err: err.Error()}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.resumes++
+	a.shift = a.lost + time.Until(time.Unix(0, r.UnixNano))
+	return guestwire.Reply{}
 }
 
 func (a *agent) hang() { a.once.Do(func() { close(a.hung) }) }
@@ -174,7 +221,9 @@ func (a *agent) serve(st *yamux.Stream) {
 	case guestwire.OpSetup:
 		a.setup(st, h.Body)
 	case guestwire.OpPing:
-		guestwire.Send(st, guestwire.Pong{UnixNano: time.Now().UnixNano()})
+		guestwire.Send(st, a.pong())
+	case guestwire.OpResume:
+		guestwire.Send(st, a.resume(h.Body))
 	case guestwire.OpShutdown:
 		var s guestwire.Shutdown
 		json.Unmarshal(h.Body, &s)
