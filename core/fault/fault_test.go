@@ -97,6 +97,9 @@ func TestErrors(t *testing.T) {
 	if base.Error() != "no such image" || fault.HintOf(base) != "" {
 		t.Error("Hint and Because changed the error they were called on")
 	}
+	if hinted := base.Hint("a"); hinted.Because(fs.ErrExist) == hinted || hinted.Unwrap() != nil || hinted.WithExit(7) == hinted || fault.ExitCode(hinted) != 10 {
+		t.Error("Because or WithExit changed the error it was called on")
+	}
 	wrapped := fmt.Errorf("running it: %w", e)
 	if !errors.Is(wrapped, fs.ErrNotExist) || fault.KindOf(wrapped) != fault.NotFound || fault.HintOf(wrapped) != "try 2 things, or 100% of them" {
 		t.Errorf("wrapped: kind %s, hint %q", fault.KindOf(wrapped), fault.HintOf(wrapped))

@@ -201,6 +201,49 @@ func TestJoinFrames(t *testing.T) {
 	if d := cmp.Diff(want, w.all); d != "" {
 		t.Errorf("writes (-want +got):\n%s", d)
 	}
+
+	// Of a long body only the beginning is copied.
+	w.all = nil
+	long := bytes.Repeat([]byte("long"), 20<<10)
+	for _, p := range [][]byte{data, long} {
+		if n, err := j.Write(p); n != len(p) || err != nil {
+			t.Errorf("Write of %d bytes = %d, %v", len(p), n, err)
+		}
+	}
+	if got := bytes.Join(w.all, nil); len(w.all) != 2 || len(w.all[0]) != 32<<10 || !bytes.Equal(got, append(bytes.Clone(data), long...)) {
+		t.Errorf("a long body came in %d writes, %d bytes in all", len(w.all), len(got))
+	}
+}
+
+// failAfter takes n bytes and no more.
+type failAfter struct {
+	writes
+	n int
+}
+
+func (w *failAfter) Write(p []byte) (int, error) {
+	if len(p) > w.n {
+		n := w.n
+		w.n = 0
+		return n, io.ErrClosedPipe
+	}
+	w.n -= len(p)
+	return len(p), nil
+}
+
+// A failed write tells how much of the body went, whichever part failed.
+func TestJoinFramesFailure(t *testing.T) {
+	header := []byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0}
+	body := make([]byte, 64<<10)
+	for room, want := range map[int]int{0: 0, 5: 0, 12 + 7: 7, 32 << 10: 32<<10 - 12, 40 << 10: 40<<10 - 12} {
+		j := guestwire.JoinFrames(&failAfter{n: room})
+		if n, err := j.Write(header); n != len(header) || err != nil {
+			t.Errorf("header: Write = %d, %v", n, err)
+		}
+		if n, err := j.Write(body); n != want || err != io.ErrClosedPipe {
+			t.Errorf("room for %d bytes: Write = %d, %v; want %d and the error", room, n, err, want)
+		}
+	}
 }
 
 func FuzzRecv(f *testing.F) {

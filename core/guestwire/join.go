@@ -6,13 +6,17 @@ import (
 )
 
 // JoinFrames returns conn with each yamux data header written together with
-// its body. yamux writes them apart, and on a virtio-serial port every write
-// is an exit of the guest. Only one goroutine may write, as yamux's does.
+// its body, or with the beginning of a long one. yamux writes them apart, and
+// on a virtio-serial port every write is an exit of the guest and an interrupt
+// after it. Only one goroutine may write, as yamux's does.
 func JoinFrames(conn io.ReadWriteCloser) io.ReadWriteCloser {
 	return &joined{ReadWriteCloser: conn}
 }
 
-const muxHeader = 12 // bytes: version, type, flags, stream, length
+const (
+	muxHeader = 12       // bytes: version, type, flags, stream, length
+	joinMax   = 32 << 10 // bytes written at once at most: one buffer of the port
+)
 
 type joined struct {
 	io.ReadWriteCloser
@@ -29,11 +33,14 @@ func (j *joined) Write(p []byte) (int, error) {
 		}
 		return j.ReadWriteCloser.Write(p)
 	}
-	j.buf = append(j.buf, p...)
+	// Only what goes into the first buffer of the port is copied.
+	head := min(len(p), joinMax-muxHeader)
+	j.buf = append(j.buf, p[:head]...)
 	n, err := j.ReadWriteCloser.Write(j.buf)
 	j.buf = j.buf[:0]
-	if cap(j.buf) > 512<<10 {
-		j.buf = nil
+	if n = max(n-muxHeader, 0); err != nil || head == len(p) {
+		return n, err
 	}
-	return max(n-muxHeader, 0), err
+	m, err := j.ReadWriteCloser.Write(p[head:])
+	return n + m, err
 }
