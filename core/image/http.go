@@ -109,7 +109,13 @@ func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 			req.Body = body
 		}
 		resp, err := p.inner.RoundTrip(req)
-		if !again || n >= p.retries || req.Context().Err() != nil {
+		if !again || req.Context().Err() != nil {
+			return resp, err
+		}
+		if n >= p.retries {
+			if err != nil && transient(err) {
+				err = &exhausted{err}
+			}
 			return resp, err
 		}
 		var wait time.Duration
@@ -133,6 +139,19 @@ func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
+// exhausted marks an error that came back at every attempt, so that those who
+// asked do not multiply the attempts by their own.
+type exhausted struct{ err error }
+
+func (e *exhausted) Error() string { return e.err.Error() }
+func (e *exhausted) Unwrap() error { return e.err }
+
+// Timeout is what url.Error, which wraps it, asks for.
+func (e *exhausted) Timeout() bool {
+	var to net.Error
+	return errors.As(e.err, &to) && to.Timeout()
+}
+
 func busy(status int) bool {
 	switch status {
 	case http.StatusTooManyRequests, http.StatusRequestTimeout, http.StatusInternalServerError,
@@ -146,7 +165,10 @@ func busy(status int) bool {
 func transient(err error) bool {
 	var dns *net.DNSError
 	var tlsHeader tls.RecordHeaderError
+	var done *exhausted
 	switch {
+	case errors.As(err, &done):
+		return false
 	case errors.Is(err, context.Canceled):
 		return false
 	case errors.As(err, &dns):

@@ -562,3 +562,31 @@ func TestInsecure(t *testing.T) {
 		t.Errorf("listed under insecure: %v", err)
 	}
 }
+
+// TestAttemptsDoNotMultiply: of a registry that takes requests and says
+// nothing, each thing is asked for as often as configured and no more.
+func TestAttemptsDoNotMultiply(t *testing.T) {
+	l := gz(t, layer(t, f{name: "x", body: "1"}))
+	for name, part := range map[string]string{"manifest": "/manifests/", "layer": sum(l.body)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			reg := newRegistry(t)
+			reg.push(t, "r", "1", ociManifest, nil, l)
+			reg.misbehave(func(_ http.ResponseWriter, r *http.Request, _ http.Handler) bool {
+				if !strings.Contains(r.URL.Path, part) {
+					return false
+				}
+				<-r.Context().Done()
+				return true
+			})
+			s := openStore(t, image.Options{Stall: 100 * time.Millisecond, Retries: 2})
+			_, err := resolve(t, s, reg.host()+"/r:1", image.ResolveOptions{})
+			if fault.KindOf(err) != fault.Unavailable || !strings.Contains(fmt.Sprint(err), "stopped answering") {
+				t.Errorf("error = (%s) %v", fault.KindOf(err), err)
+			}
+			if n := reg.count(part); n != 2 {
+				t.Errorf("asked %d times; want 2", n)
+			}
+		})
+	}
+}
