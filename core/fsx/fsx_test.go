@@ -354,6 +354,15 @@ func TestUnixSocketBelowALongPath(t *testing.T) {
 	if _, err := fsx.ListenUnix(path); !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), path) {
 		t.Errorf("listening twice: %v", err)
 	}
+	// The listener's own name goes by a descriptor of that moment, whose number
+	// may by now lead to a directory again.
+	for range 16 {
+		fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+	}
 	l.Close()
 	if _, err := os.Lstat(path); err != nil {
 		t.Errorf("closing removed the name, which may be another's by now: %v", err)
