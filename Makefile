@@ -15,7 +15,7 @@ LINKS    := vk-hub vk-gitlab vk-agent
 
 # One value for host and guest, made of the sources and the toolchain alone, so
 # that the same tree always gives the same two programs.
-SOURCES  = $(shell find . -name '*.go' -not -name '*_test.go' -not -path './.ci/*' -not -path './bin/*' | LC_ALL=C sort) go.mod go.sum
+SOURCES  = $(shell find . -name '*.go' -not -name '*_test.go' -not -path './bin/*' | LC_ALL=C sort) go.mod go.sum
 BUILD    = $(shell { $(GO) env GOVERSION; cat $(SOURCES); } | sha256sum | cut -c1-16)
 
 # The same flags wherever something is compiled: what is compiled with others
@@ -47,6 +47,10 @@ build: ## bin/vk (static, with the guest's agent inside) and its links
 setup: ## install what this host lacks (Debian packages; asks sudo unless root)
 	@.ci/setup
 
+.PHONY: setup-test
+setup-test:
+	@.ci/setup test
+
 .PHONY: kernel
 kernel: ## the tuned guest kernel, into the state directory (about 12 minutes, once)
 	@.ci/setup kernel
@@ -57,6 +61,11 @@ kernel: ## the tuned guest kernel, into the state directory (about 12 minutes, o
 kernel-if-missing: build
 	@if bin/vk kernel list --json | grep -q '"tuned": true'; then echo "tuned guest kernel: there already"; else $(MAKE) --no-print-directory kernel; fi
 
+# Tests look at both kernels.
+.PHONY: debian-kernel
+debian-kernel: build
+	@if bin/vk kernel list --json | grep -q '"origin": "debian"'; then echo "Debian's guest kernel: there already"; else bin/vk kernel fetch; fi
+
 .PHONY: default-image
 default-image: build
 	@bin/vk pull local/default
@@ -66,10 +75,10 @@ demo: setup build default-image ## one CI job in a microVM, from clone to test, 
 	@$(GO) run $(FLAGS) ./e2e/cmd/demo
 
 .PHONY: test
-test: setup build kernel-if-missing default-image ## all tests, in real guests too
+test: setup-test build kernel-if-missing debian-kernel default-image ## all tests, in real guests too
 	@$(GO) vet $(FLAGS) ./...
-	@VIRTKIT_TEST_KERNEL=$$(bin/vk kernel list --json | sed -n 's/.*"image": "\(.*\/tuned-.*\)",*/\1/p' | head -1) \
-	  $(GO) run $(FLAGS) .ci/testsum.go $(FLAGS) ./...
+	@PATH="$$PATH:$(CURDIR)/bin/tools" VIRTKIT_TEST_KERNEL=$$(bin/vk kernel list --json | sed -n 's/.*"image": "\(.*\/tuned-.*\)",*/\1/p' | head -1) \
+	  $(GO) run $(FLAGS) ./e2e/cmd/testsum -strict $(FLAGS) ./...
 
 .PHONY: check
 check: ## vet, format, house rules, static analysis

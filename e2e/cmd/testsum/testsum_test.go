@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// packages make go test say all that it can.
+var packages = map[string]string{
+	"ok/a_test.go":    "import \"testing\"\nfunc TestGood(t *testing.T) {}\n",
+	"empty/empty.go":  "",
+	"empty/x_test.go": "",
+	"none/none.go":    "",
+	"skips/a_test.go": `import ("fmt"; "testing")
+func TestPart(t *testing.T) {
+	t.Run("one", func(t *testing.T) { t.Log("some words"); t.Skip("needs one: apt-get install one") })
+	t.Run("two words", func(t *testing.T) { t.Skipf("needs two\nlines: %d", 2) })
+	t.Run("three", func(t *testing.T) {})
+}
+func TestSilent(t *testing.T) { fmt.Println("not a reason"); t.SkipNow() }
+func TestEmpty(t *testing.T) { t.Skip() }
+func TestFar(t *testing.T) { t.Parallel(); t.Run("in", func(t *testing.T) { t.Parallel(); t.Skip("needs root") }) }
+`,
+	"all/a_test.go":    "import \"testing\"\nfunc TestA(t *testing.T) { t.Skip(\"needs a guest kernel: none\") }\nfunc TestB(t *testing.T) { t.Skip(\"needs root\") }\n",
+	"broken/a_test.go": "import \"testing\"\nfunc TestA(t *testing.T) { var x int = \"s\" }\n",
+	"main/a_test.go":   "import (\"os\"; \"testing\")\nfunc TestMain(m *testing.M) { os.Exit(3) }\nfunc TestA(t *testing.T) {}\n",
+	"fails/a_test.go":  "import \"testing\"\nfunc TestA(t *testing.T) { t.Error(\"it is wrong\") }\nfunc TestB(t *testing.T) { t.Log(\"not to be seen\") }\n",
+	"panics/a_test.go": "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { panic(\"boom\") }\nfunc TestC(t *testing.T) {}\n",
+	"slow/a_test.go":   "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { t.Log(\"stuck\"); select {} }\n",
+}
+
+func module(t *testing.T, only ...string) {
+	t.Helper()
+	root := t.TempDir()
+	write := func(name, text string) {
+		name = filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("go.mod", "module m\n\ngo 1.26\n")
+	for name, text := range packages {
+		pkg := filepath.Dir(name)
+		if len(only) == 0 || strings.Contains(strings.Join(only, " "), pkg) {
+			write(name, "package "+pkg+"\n"+text)
+		}
+	}
+	t.Chdir(root)
+	t.Setenv("GOFLAGS", "")
+	t.Setenv("GOWORK", "off")
+}
+
+// TestRealRun has go test itself run packages of every kind.
+func TestRealRun(t *testing.T) {
+	module(t)
+	var out, errs bytes.Buffer
+	ok, err := run(t.Context(), &out, &errs, true, []string{"-trimpath", "-vet=off", "-timeout", "3s", "./..."})
+	if ok || err != nil {
+		t.Errorf("%v, %v of a run that failed", ok, err)
+	}
+	text := out.String()
+	_, end, _ := strings.Cut(text, "nothing was tested")
+	want := ` in m/all: it skipped all
+skipped: m/all TestA: a_test.go:3: needs a guest kernel: none
+skipped: m/all TestB: a_test.go:4: needs root
+skipped: m/skips TestEmpty: no reason given
+skipped: m/skips TestFar/in: a_test.go:10: needs root
+skipped: m/skips TestPart/one: a_test.go:4: needs one: apt-get install one
+skipped: m/skips TestPart/two_words: a_test.go:5: needs two lines: 2
+skipped: m/skips TestSilent: no reason given
+FAIL: m/all TestA was skipped, and make test sees to what it needs: a_test.go:3: needs a guest kernel: none
+FAIL: m/skips TestEmpty was skipped, and make test sees to what it needs: no reason given
+FAIL: m/skips TestPart/one was skipped, and make test sees to what it needs: a_test.go:4: needs one: apt-get install one
+FAIL: m/skips TestSilent was skipped, and make test sees to what it needs: no reason given
+7 passed, 3 failed, 7 skipped (4 of them must not be); not built, or failed outside of tests: m/broken, m/main
+`
+	if d := cmp.Diff(want, end); d != "" {
+		t.Errorf("the end (-want +got)\n%s", d)
+	}
+	for _, want := range []string{
+		"it is wrong", "panic: boom", "panic: test timed out", "stuck\n", "--- NOT ENDED: TestB\n", "cannot use \"s\"",
+		"ok  \tm/ok\t", "m/none\t[no test files]", "FAIL\tm/broken [build failed]",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not to be seen", want)
+		}
+	}
+	for _, not := range []string{"not to be seen", "not a reason", "PASS\n"} {
+		if strings.Contains(text, not) {
+			t.Errorf("%q is to be seen", not)
+		}
+	}
+	if t.Failed() {
+		t.Logf("all of it:\n%s%s", text, errs.String())
+	}
+}
+
+func TestGoodRun(t *testing.T) {
+	module(t, "ok", "none", "skips")
+	var out bytes.Buffer
+	ok, err := run(t.Context(), &out, &out, false, []string{"-trimpath", "-vet=off", "./..."})
+	if !ok || err != nil || !strings.HasSuffix(out.String(), "\n4 passed, 0 failed, 5 skipped\n") {
+		t.Errorf("%v, %v\n%s", ok, err, &out)
+	}
+	out.Reset()
+	if ok, _ := run(t.Context(), &out, &out, false, []string{"./absent"}); ok {
+		t.Errorf("packages that are not there are well\n%s", &out)
+	}
+}
+
+func TestAtWork(t *testing.T) {
+	start := time.Unix(1e9, 0)
+	s := newSummary(&bytes.Buffer{})
+	if got := s.atWork(start); got != "… building tests" {
+		t.Errorf("nothing at work: %q", got)
+	}
+	at := func(after time.Duration, action, pkg, name string) {
+		s.take(event{start.Add(after), action, pkg, name, ""})
+	}
+	at(0, "start", "a", "")
+	at(1*time.Second, "run", "a", "T1")
+	at(2*time.Second, "run", "a", "T1/x")
+	at(3*time.Second, "start", "b", "")
+	at(4*time.Second, "run", "a", "T1x")
+	at(5*time.Second, "pass", "a", "T1x")
+	if got, want := s.atWork(start.Add(62*time.Second)), "… at work: a T1/x (60 s), b (59 s)"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	at(4*time.Second, "run", "b", "T3")
+	at(5*time.Second, "run", "b", "T1")
+	at(5*time.Second, "run", "b", "T2")
+	if got, want := s.atWork(start.Add(62*time.Second)), "… at work: a T1/x (60 s), b T3 (58 s), b T1 (57 s), 1 more"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
