@@ -115,7 +115,7 @@ func writeGC(w io.Writer, r gcReport) error {
 		fmt.Fprintf(w, "%s guest %s\n", verb, g)
 	}
 	for _, i := range r.Images.Images {
-		fmt.Fprintf(w, "%s image %s (%s)\n", verb, first(i.Ref, i.Digest), units.BytesSize(float64(i.DiskSize)))
+		fmt.Fprintf(w, "%s image %s (%s)\n", verb, imageName(i), units.BytesSize(float64(i.DiskSize)))
 	}
 	_, err := fmt.Fprintf(w, "%s %d guests, %d images, %d layers: %s; %d images are in use\n", verb,
 		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot)), r.Images.Held)

@@ -23,26 +23,30 @@ func newImages(a *app) *cli.Command {
 		Usage:       "list the images kept on this host",
 		Description: "Lists images that were pulled, imported or made here, the last used first.",
 		Flags:       []cli.Flag{cliutil.Bool(&asJSON, "json", "print one JSON document (vk.images/1)")},
-		Action: func(ctx context.Context, _ *cli.Command) error {
-			store, err := a.store()
-			if err != nil {
-				return err
-			}
+		Action: a.withStore(func(_ context.Context, _ *cli.Command, store *image.Store, _ image.Auth) error {
 			list, err := store.List()
 			if err != nil {
 				return err
 			}
 			return printImages(a.env.Stdout, list, asJSON, time.Now())
-		},
+		}),
 	}
 }
 
-func (a *app) store() (*image.Store, error) {
-	h, err := a.host()
-	if err != nil {
-		return nil, err
+// withStore is the action of a command that works on the host's images, with
+// the user's credentials of registries.
+func (a *app) withStore(f func(context.Context, *cli.Command, *image.Store, image.Auth) error) cli.ActionFunc {
+	return func(ctx context.Context, c *cli.Command) error {
+		h, err := a.host()
+		if err != nil {
+			return err
+		}
+		store, err := h.Store()
+		if err != nil {
+			return err
+		}
+		return f(ctx, c, store, h.Auth())
 	}
-	return h.Store()
 }
 
 func printImages(w io.Writer, list []image.Info, asJSON bool, now time.Time) error {
@@ -55,15 +59,21 @@ func printImages(w io.Writer, list []image.Info, asJSON bool, now time.Time) err
 		}{list})
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "IMAGE\tDIGEST\tSIZE\tUSED\tIN USE")
+	fmt.Fprintln(t, "IMAGE\tDIGEST\tPLATFORM\tSIZE\tUSED\tIN USE")
 	for _, i := range list {
 		use := ""
 		if i.InUse {
 			use = "yes"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s ago\t%s\n", i.Ref, shortDigest(i.Digest), units.BytesSize(float64(i.DiskSize)), units.HumanDuration(now.Sub(i.Used)), use)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s ago\t%s\n", imageName(i), shortDigest(i.Digest), i.Platform, units.BytesSize(float64(i.DiskSize)), units.HumanDuration(now.Sub(i.Used)), use)
 	}
 	return t.Flush()
+}
+
+// imageName is what people call an image. One whose name means another image
+// by now (a tag that moved, a new recipe of local/default) has none.
+func imageName(i image.Info) string {
+	return first(i.Ref, "(was "+i.Former+")")
 }
 
 // shortDigest is the first 12 digits, as container tools show them.
@@ -84,21 +94,13 @@ func newPull(a *app) *cli.Command {
 			cliutil.String(&platform, "platform", "OS/ARCH", "platform of the image").Default("this host's"),
 			cliutil.Choice(&policy, "policy", "when to ask the registry", "always", "missing", "never"),
 		},
-		Action: func(ctx context.Context, c *cli.Command) error {
-			h, err := a.host()
-			if err != nil {
-				return err
-			}
-			store, err := h.Store()
-			if err != nil {
-				return err
-			}
+		Action: a.withStore(func(ctx context.Context, c *cli.Command, store *image.Store, auth image.Auth) error {
 			ref, err := store.Parse(c.Args().First())
 			if err != nil {
 				return err
 			}
 			p := a.progress("image " + ref.Text)
-			img, err := store.Resolve(ctx, ref, image.ResolveOptions{Auth: h.Auth(), Platform: platform, Policy: pullPolicy(policy), Progress: p.Image})
+			img, err := store.Resolve(ctx, ref, image.ResolveOptions{Auth: auth, Platform: platform, Policy: pullPolicy(policy), Progress: p.Image})
 			p.Done(err)
 			if err != nil {
 				return err
@@ -106,7 +108,7 @@ func newPull(a *app) *cli.Command {
 			defer img.Close()
 			_, err = fmt.Fprintln(a.env.Stdout, img.Digest)
 			return err
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 1}),
 		cliutil.Status{Code: "10", Means: "there is no such image"},
 		cliutil.Status{Code: "12", Means: "the registry does not let this user have it"},
@@ -138,16 +140,12 @@ func newImageImport(a *app) *cli.Command {
 			cliutil.Bool(&replace, "replace", "take the place of a bundle of that name"),
 			cliutil.Bool(&asJSON, "json", "print one JSON document (vk.image/1)"),
 		},
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: a.withStore(func(ctx context.Context, c *cli.Command, store *image.Store, _ image.Auth) error {
 			src, arg := c.Args().Get(0), c.Args().Get(1)
 			if name != "" && arg != "" {
 				return cliutil.BadOption("the name is given twice: %s and --name %s", arg, name)
 			}
 			bundle := strings.TrimPrefix(first(name, arg, bundleName(src)), "local/")
-			store, err := a.store()
-			if err != nil {
-				return err
-			}
 			p := a.progress("importing local/" + bundle)
 			info, err := store.Import(ctx, src, bundle, image.ImportOptions{Replace: replace, Platform: platform, Progress: p.Image})
 			p.Done(err)
@@ -159,7 +157,7 @@ func newImageImport(a *app) *cli.Command {
 			}
 			_, err = fmt.Fprintln(a.env.Stdout, info.Ref)
 			return err
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 2})
 }
 
@@ -179,16 +177,8 @@ func newImagePush(a *app) *cli.Command {
 		Usage:       "upload the bundle local/NAME as virtkit/NAME",
 		ArgsUsage:   "local/NAME [virtkit/NAME[:TAG]]",
 		Description: "Uploads a bundle to the registry that [registry] repo names, so that other hosts\ncan use it. Prints the digest.",
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: a.withStore(func(ctx context.Context, c *cli.Command, store *image.Store, auth image.Auth) error {
 			bundle := strings.TrimPrefix(c.Args().First(), "local/")
-			h, err := a.host()
-			if err != nil {
-				return err
-			}
-			store, err := h.Store()
-			if err != nil {
-				return err
-			}
 			to, err := store.Parse(first(c.Args().Get(1), "virtkit/"+bundle))
 			if err != nil {
 				return err
@@ -197,14 +187,14 @@ func newImagePush(a *app) *cli.Command {
 				return fault.Newf(fault.Usage, "a bundle is pushed as virtkit/NAME, not as %s", to)
 			}
 			p := a.progress("pushing " + to.Text)
-			digest, err := store.Push(ctx, bundle, to, image.ResolveOptions{Auth: h.Auth(), Progress: p.Image})
+			digest, err := store.Push(ctx, bundle, to, image.ResolveOptions{Auth: auth, Progress: p.Image})
 			p.Done(err)
 			if err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(a.env.Stdout, digest)
 			return err
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 2}),
 		cliutil.Status{Code: "12", Means: "the registry does not let this user write"},
 		cliutil.Status{Code: "13", Means: "the registry cannot be reached"})
@@ -216,17 +206,13 @@ func newImageInspect(a *app) *cli.Command {
 		Usage:       "print what is known of a kept image, as JSON",
 		ArgsUsage:   "IMAGE",
 		Description: "Prints one JSON document (vk.image/1). IMAGE is a reference, a digest or the\nbeginning of one.",
-		Action: func(_ context.Context, c *cli.Command) error {
-			store, err := a.store()
-			if err != nil {
-				return err
-			}
+		Action: a.withStore(func(_ context.Context, c *cli.Command, store *image.Store, _ image.Auth) error {
 			info, err := store.Inspect(c.Args().First())
 			if err != nil {
 				return err
 			}
 			return cliutil.JSON(a.env.Stdout, "vk.image/1", info)
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such image here"})
 }
 
@@ -236,18 +222,14 @@ func newImageRemove(a *app) *cli.Command {
 		Usage:       "remove kept images",
 		ArgsUsage:   "IMAGE…",
 		Description: "Removes images that no guest uses. What was removed before one could not be stays\nremoved.",
-		Action: func(ctx context.Context, c *cli.Command) error {
-			store, err := a.store()
-			if err != nil {
-				return err
-			}
+		Action: a.withStore(func(ctx context.Context, c *cli.Command, store *image.Store, _ image.Auth) error {
 			for _, which := range c.Args().Slice() {
 				if err := store.Remove(ctx, which); err != nil {
 					return err
 				}
 			}
 			return nil
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: -1}),
 		cliutil.Status{Code: "10", Means: "there is no such image here"},
 		cliutil.Status{Code: "11", Means: "the image is in use"})

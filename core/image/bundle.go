@@ -116,23 +116,13 @@ func (s *Store) placeBundle(tmp, name string, replace bool) error {
 }
 
 // bundleStage is a directory beside the bundles, so that a rename suffices.
-// A crash leaves it as ".tmp-…", which the next import removes.
+// A crash leaves it as ".tmp-…", which GC and the next import remove.
 func (s *Store) bundleStage() (*stage, error) {
 	if err := os.MkdirAll(s.o.LocalDir, 0o700); err != nil {
 		return nil, fault.Newf(fault.System, "the bundles' directory %s cannot be made", s.o.LocalDir).
 			Hint("set dir in the [local] section to one that can be written").Because(noSpace(s.o.LocalDir, err))
 	}
-	ents, _ := os.ReadDir(s.o.LocalDir)
-	for _, e := range ents {
-		if e.IsDir() && tmpForm.MatchString(e.Name()) {
-			dir := filepath.Join(s.o.LocalDir, e.Name())
-			if l, err := fsx.TryLock(s.bundleLock(e.Name()), false); err == nil {
-				_, _ = removeOurs(dir)
-				os.Remove(s.bundleLock(e.Name()))
-				l.Close()
-			}
-		}
-	}
+	s.sweepBundles(false)
 	var b [8]byte
 	_, _ = rand.Read(b[:])
 	name := ".tmp-" + hex.EncodeToString(b[:])
@@ -146,4 +136,35 @@ func (s *Store) bundleStage() (*stage, error) {
 		return nil, noSpace(st.dir, err)
 	}
 	return st, nil
+}
+
+// sweepBundles removes the directories of bundleStage whose makers are gone.
+func (s *Store) sweepBundles(dryRun bool) (r Report) {
+	ents, _ := os.ReadDir(s.o.LocalDir)
+	for _, e := range ents {
+		if !e.IsDir() || !tmpForm.MatchString(e.Name()) {
+			continue
+		}
+		dir, lock := filepath.Join(s.o.LocalDir, e.Name()), s.bundleLock(e.Name())
+		l, err := fsx.TryLock(lock, false)
+		if err != nil {
+			if !errors.Is(err, fsx.ErrLocked) {
+				r.Skipped = append(r.Skipped, dir+": "+err.Error())
+			}
+			continue
+		}
+		r.Staging++
+		if dryRun {
+			r.Bytes += diskSize(filepath.Join(dir, rootFile))
+		} else {
+			n, err := removeOurs(dir)
+			r.Bytes += n
+			if err != nil {
+				r.Skipped = append(r.Skipped, dir+": "+err.Error())
+			}
+		}
+		os.Remove(lock)
+		l.Close()
+	}
+	return r
 }

@@ -234,3 +234,31 @@ func TestContainerImageAsBundle(t *testing.T) {
 		t.Errorf("error = %v", err)
 	}
 }
+
+// TestKilledImport: what an import left that was killed goes with the next gc.
+func TestKilledImport(t *testing.T) {
+	s := openStore(t, image.Options{})
+	local := filepath.Join(filepath.Dir(s.Dir()), "local")
+	left := filepath.Join(local, ".tmp-0123456789abcdef")
+	if err := os.MkdirAll(left, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(left, "root.ext4"), bytes.Repeat([]byte("x"), 1<<16), 0o400); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := s.GC(t.Context(), 0, true); err != nil || r.Staging != 1 || r.Bytes < 1<<16 {
+		t.Errorf("dry run: %+v, %v", r, err)
+	}
+	if _, err := os.Stat(left); err != nil {
+		t.Fatalf("a dry run removed something: %v", err)
+	}
+	if r, err := s.GC(t.Context(), 0, false); err != nil || r.Staging != 1 || r.Bytes < 1<<16 {
+		t.Errorf("gc: %+v, %v", r, err)
+	}
+	if ents, _ := os.ReadDir(local); len(ents) > 0 {
+		t.Errorf("left: %v", ents)
+	}
+	if m, _ := filepath.Glob(filepath.Join(s.Dir(), "locks", "bundle-*")); len(m) > 0 {
+		t.Errorf("locks left: %v", m)
+	}
+}

@@ -60,6 +60,12 @@ func (s *Store) defaultRecipe() (recipe, error) {
 	return r, nil
 }
 
+// digest is what the image made by r is kept by, with r as it is recorded.
+func (r recipe) digest() (string, []byte, error) {
+	b, err := json.Marshal(r)
+	return digestOf(append([]byte("virtkit default image\n"), b...)), b, err
+}
+
 // hostSuite is the host's own Debian suite, else the one that vk is made on.
 func hostSuite() string {
 	b, _ := os.ReadFile("/etc/os-release")
@@ -85,11 +91,10 @@ func (s *Store) resolveDefault(ctx context.Context, o ResolveOptions, p *progres
 	if err != nil {
 		return nil, err
 	}
-	b, err := json.Marshal(r)
+	digest, b, err := r.digest()
 	if err != nil {
 		return nil, err
 	}
-	digest := digestOf(append([]byte("virtkit default image\n"), b...))
 	if o.Policy == Never {
 		img, err := s.open(digest, DefaultRef)
 		if err != nil {

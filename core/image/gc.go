@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,6 +41,9 @@ func (s *Store) GC(ctx context.Context, idle time.Duration, dryRun bool) (Report
 			return r, context.Cause(ctx)
 		}
 		if time.Since(i.Used) < idle {
+			if i.InUse {
+				r.Held++
+			}
 			continue
 		}
 		removed, err := s.removeImage(ctx, i.Digest, dryRun)
@@ -62,9 +66,11 @@ func (s *Store) GC(ctx context.Context, idle time.Duration, dryRun bool) (Report
 	if err != nil {
 		return r, err
 	}
-	r.Staging += sw.Staging
-	r.Bytes += sw.Bytes
-	r.Skipped = append(r.Skipped, sw.Skipped...)
+	for _, sw := range []Report{sw, s.sweepBundles(dryRun)} {
+		r.Staging += sw.Staging
+		r.Bytes += sw.Bytes
+		r.Skipped = append(r.Skipped, sw.Skipped...)
+	}
 	if !dryRun {
 		s.gcLocks(&r)
 	}
@@ -188,12 +194,9 @@ func (s *Store) images() ([]Info, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing images: %w", err)
 	}
-	refs := map[string][]string{}
-	known, _ := os.ReadDir(filepath.Join(s.dir, "refs"))
-	for _, e := range known {
-		if k, ok := s.readKnown(filepath.Join(s.dir, "refs", e.Name())); ok {
-			refs[k.Digest] = append(refs[k.Digest], k.Ref)
-		}
+	named, err := s.names()
+	if err != nil {
+		return nil, err
 	}
 	var out []Info
 	for _, e := range ents {
@@ -210,14 +213,69 @@ func (s *Store) images() ([]Info, error) {
 			continue
 		}
 		i := info(rec, dir, filepath.Join(dir, holdFile))
-		i.Refs = append(i.Refs, refs[rec.Digest]...)
-		if !slices.Contains(i.Refs, rec.Ref) {
-			i.Refs = append(i.Refs, rec.Ref)
-		}
-		slices.Sort(i.Refs)
+		named.to(&i)
 		out = append(out, i)
 	}
 	return out, nil
+}
+
+// names tells which references mean which image now.
+type names struct {
+	of     map[string][]string // digest → references
+	moved  map[string]string   // remote and os/arch → digest
+	remote func(ref string) string
+	local  string // digest that local/default means; "" = none of images/
+}
+
+func (s *Store) names() (*names, error) {
+	n := &names{of: map[string][]string{}, moved: map[string]string{}, remote: func(ref string) string {
+		r, _ := s.Parse(ref)
+		return r.Remote
+	}}
+	ents, err := os.ReadDir(filepath.Join(s.dir, "refs"))
+	if err != nil {
+		return nil, fmt.Errorf("listing images: %w", err)
+	}
+	for _, e := range ents {
+		if k, ok := s.readKnown(filepath.Join(s.dir, "refs", e.Name())); ok {
+			n.of[k.Digest] = append(n.of[k.Digest], k.Ref)
+			n.moved[k.Remote+" "+osArch(k.Platform)] = k.Digest
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(s.o.LocalDir, "default", bundleJSON)); err != nil {
+		if r, err := s.defaultRecipe(); err == nil { // the error is Resolve's to tell
+			n.local, _, _ = r.digest()
+		}
+	}
+	return n, nil
+}
+
+// osArch is a platform without its variant.
+func osArch(p string) string {
+	f := strings.SplitN(p, "/", 3)
+	return strings.Join(f[:min(len(f), 2)], "/")
+}
+
+// to fills in the references of an image. The one that it was made for is its
+// name until that means another: a tag that moved, a recipe that changed.
+func (n *names) to(i *Info) {
+	made := i.Ref
+	i.Refs = append([]string{}, n.of[i.Digest]...)
+	now, known := n.moved[n.remote(made)+" "+osArch(i.Platform)]
+	if i.Kind == "default" {
+		now, known = n.local, true
+	}
+	if (!known || now == i.Digest) && !slices.Contains(i.Refs, made) {
+		i.Refs = append(i.Refs, made)
+	}
+	slices.Sort(i.Refs)
+	if slices.Contains(i.Refs, made) {
+		return
+	}
+	i.Ref, i.Former = "", made
+	if len(i.Refs) > 0 {
+		i.Ref = i.Refs[0]
+	}
 }
 
 func isGone(path string) bool { _, err := os.Lstat(path); return errors.Is(err, fs.ErrNotExist) }
@@ -298,10 +356,10 @@ func (s *Store) Remove(ctx context.Context, which string) error {
 		err = s.removeBundle(filepath.Base(dir))
 	}
 	if errors.Is(err, fsx.ErrLocked) {
-		return fault.Newf(fault.Busy, "image %s is in use", i.Ref).Hint("vk list shows the guests that run; stop those of it first")
+		return fault.Newf(fault.Busy, "image %s is in use", cmp.Or(i.Ref, i.Digest)).Hint("vk list shows the guests that run; stop those of it first")
 	}
 	if err != nil {
-		return fmt.Errorf("removing image %s: %w", i.Ref, err)
+		return fmt.Errorf("removing image %s: %w", cmp.Or(i.Ref, i.Digest), err)
 	}
 	return nil
 }

@@ -91,8 +91,9 @@ func (i *Image) Close() error {
 
 // Info describes a kept image, for listings.
 type Info struct {
-	Ref      string    `json:"ref"`  // the reference it was last asked for by
-	Refs     []string  `json:"refs"` // all references that mean it
+	Ref      string    `json:"ref"`              // one that means it, "" when none does any more
+	Refs     []string  `json:"refs"`             // all references that mean it
+	Former   string    `json:"former,omitempty"` // the one it was made for, when that means another now
 	Digest   string    `json:"digest"`
 	Kind     string    `json:"kind"` // image, bundle or default
 	Platform string    `json:"platform,omitempty"`
