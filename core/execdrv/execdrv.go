@@ -188,6 +188,9 @@ func (c *Call) Finish(e Ended) (exit int, words []string) {
 	if e.OOM {
 		words = append(words, "the guest ran out of memory (raise MICROVM_MEM)")
 	}
+	if e.Code == 128+sigPipe && e.Signal == 0 {
+		words = append(words, "exit code 141 is that of a command that SIGPIPE ended: a pipe's reader was gone before its writer (`set -o pipefail` lets that end the script)")
+	}
 	if c.ExitCodeFile != "" {
 		if err := writeCode(c.ExitCodeFile, code); err != nil {
 			words = append(words, fmt.Sprintf("writing exit code %d: %v", code, err))
@@ -195,6 +198,9 @@ func (c *Call) Finish(e Ended) (exit int, words []string) {
 	}
 	return c.BuildFailure, words
 }
+
+// sigPipe is SIGPIPE, whose victims are silent.
+const sigPipe = 13
 
 // writeCode replaces the file in one step, so that a killed driver leaves the
 // old code or the new one and never half a line. No fsync: the runner that

@@ -262,6 +262,15 @@ func TakeOver(dir string) (*fsx.Lock, error) {
 // later ones by their start times, and returns those it found. The directory's
 // lock must be held, so that its supervisor is known to be gone.
 func KillLeftover(ctx context.Context, dir string) ([]int, error) {
+	return eachLeftover(dir, func(o Owner) (bool, error) { return o.Kill(ctx) })
+}
+
+// Leftover returns those that KillLeftover would end.
+func Leftover(_ context.Context, dir string) ([]int, error) {
+	return eachLeftover(dir, func(o Owner) (bool, error) { return o.Alive(), nil })
+}
+
+func eachLeftover(dir string, f func(Owner) (bool, error)) ([]int, error) {
 	st, err := ReadState(dir)
 	if err != nil {
 		return nil, nil // no state: no VMM was started
@@ -272,7 +281,7 @@ func KillLeftover(ctx context.Context, dir string) ([]int, error) {
 		if o.PID == os.Getpid() {
 			continue
 		}
-		killed, err := o.Kill(ctx)
+		killed, err := f(o)
 		if killed {
 			found = append(found, o.PID)
 		}
@@ -302,7 +311,7 @@ func startError(s Spec, st State) error {
 	switch x.Reason {
 	case ReasonBootTimeout:
 		text = fmt.Sprintf("guest %s did not get ready in time: %s", s.Name, x.Detail)
-		hint = or(hint, "`vk check` tests the kernel and the accelerator of this host; a longer boot limit helps a slow one")
+		hint = or(hint, "`vk check` tests the kernel and the accelerator of this host; a slow host may need a longer [vmm] boot_timeout_secs")
 	case ReasonStopped, ReasonOwnerGone, ReasonDeadline:
 		kind = fault.Interrupted
 		text = fmt.Sprintf("guest %s was ended while it started (%s)", s.Name, x.words())
