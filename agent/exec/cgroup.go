@@ -3,6 +3,7 @@ package exec
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,11 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// group is a control group in which no program has started yet.
+type group struct {
+	dir string
+	fd  int // of dir
+}
+
 // SetCgroup changes Options.Cgroup for programs started from now on.
 func (s *Server) SetCgroup(dir string) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.opt.Cgroup = dir
+	spare := s.spare
+	s.opt.Cgroup, s.spare = dir, nil
+	s.mu.Unlock()
+	spare.remove()
 }
 
 // Cgroup is Options.Cgroup as it is now.
@@ -29,41 +38,88 @@ func (s *Server) Cgroup() string {
 // enterCgroup lets the program start in a control group of its own. Without
 // one, kill goes by the session.
 func (p *process) enterCgroup(sys *syscall.SysProcAttr) {
-	base := p.srv.Cgroup()
+	s := p.srv
+	s.mu.Lock()
+	g, base := s.spare, s.opt.Cgroup
+	s.spare = nil
+	s.mu.Unlock()
 	if base == "" {
 		return
 	}
-	dir := filepath.Join(base, p.req.ID)
+	if g == nil {
+		var err error
+		if g, err = s.makeGroup(base); err != nil {
+			s.opt.Logf("exec: control group: %v", err)
+			return
+		}
+	}
+	p.cgroup = g.dir
+	p.child = append(p.child, g.fd)
+	sys.UseCgroupFD, sys.CgroupFD = true, g.fd
+}
+
+// makeGroup makes a control group of a name that none had before.
+func (s *Server) makeGroup(base string) (*group, error) {
+	dir := filepath.Join(base, "exec-"+strconv.FormatUint(s.groups.Add(1), 10))
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		p.srv.opt.Logf("exec: control group: %v", err)
-		return
+		return nil, err
 	}
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		p.srv.opt.Logf("exec: opening %s: %v", dir, err)
 		os.Remove(dir)
-		return
+		return nil, fmt.Errorf("opening %s: %w", dir, err)
 	}
-	p.cgroup, p.cgroupFD = dir, fd
-	sys.UseCgroupFD, sys.CgroupFD = true, fd
+	return &group{dir, fd}, nil
+}
+
+func (g *group) remove() {
+	if g != nil {
+		unix.Close(g.fd)
+		os.Remove(g.dir)
+	}
 }
 
 // leaveCgroup removes the group, now or, when children live on in it, at a
-// later exec's end.
+// later exec's end. The kernel's work on groups is not done with mu held, for
+// the pulse needs that.
 func (p *process) leaveCgroup() {
 	s := p.srv
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	dirs := s.linger
+	s.linger = nil
+	s.mu.Unlock()
 	if p.cgroup != "" {
 		dirs = append(dirs, p.cgroup)
 	}
-	s.linger = nil
+	var left []string
 	for _, d := range dirs {
 		if err := os.Remove(d); err != nil && !os.IsNotExist(err) {
-			s.linger = append(s.linger, d)
+			left = append(left, d)
 		}
 	}
+	s.mu.Lock()
+	s.linger = append(s.linger, left...)
+	s.mu.Unlock()
+}
+
+// spareCgroup makes the next program's group while nobody waits for it.
+func (s *Server) spareCgroup() {
+	s.mu.Lock()
+	base, there := s.opt.Cgroup, s.spare != nil
+	s.mu.Unlock()
+	if base == "" || there {
+		return
+	}
+	g, err := s.makeGroup(base)
+	if err != nil {
+		return // the next exec meets it again, and tells
+	}
+	s.mu.Lock()
+	if s.spare == nil && s.opt.Cgroup == base {
+		s.spare, g = g, nil
+	}
+	s.mu.Unlock()
+	g.remove()
 }
 
 // oomKills is how many processes of the group the kernel killed for memory.

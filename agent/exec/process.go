@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"fmt"
 	"net"
 	"os"
 	"sync"
@@ -18,9 +19,8 @@ type process struct {
 	req  *guestwire.ExecRequest
 	user User
 
-	cgroup   string // its directory, or ""
-	cgroupFD int
-	child    []*os.File // descriptors that only the child needs
+	cgroup string // its directory, or ""
+	child  []int  // descriptors that only the child needs
 
 	stdin  net.Conn
 	inPipe *os.File
@@ -38,7 +38,6 @@ type process struct {
 
 // wire makes the pipes or the terminal of the program.
 func (p *process) wire(attr *syscall.ProcAttr, fds [3]net.Conn) (err error) {
-	p.cgroupFD = -1
 	defer func() {
 		if err != nil {
 			p.abandon()
@@ -56,14 +55,16 @@ func (p *process) wire(attr *syscall.ProcAttr, fds [3]net.Conn) (err error) {
 		return nil
 	}
 	attr.Files = make([]uintptr, 3)
+	null := -1
 	for fd, conn := range fds {
 		if conn == nil {
-			null, err := os.OpenFile(inRoot(p.srv.opt.Root, "/dev/null"), os.O_RDWR, 0)
-			if err != nil {
-				return err
+			if null < 0 {
+				if null, err = unix.Open(inRoot(p.srv.opt.Root, "/dev/null"), unix.O_RDWR|unix.O_CLOEXEC, 0); err != nil {
+					return fmt.Errorf("opening /dev/null: %w", err)
+				}
+				p.child = append(p.child, null)
 			}
-			p.child = append(p.child, null)
-			attr.Files[fd] = null.Fd()
+			attr.Files[fd] = uintptr(null)
 			continue
 		}
 		ours, theirs, err := p.pipe(fd == 0)
@@ -91,7 +92,7 @@ const pipeSize = 256 << 10
 // belongs to the program's user, so that /dev/stderr can be opened by name.
 func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
 	var fd [2]int
-	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC); err != nil {
+	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return nil, -1, os.NewSyscallError("pipe2", err)
 	}
 	own, other := fd[0], fd[1]
@@ -101,8 +102,8 @@ func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
 		// Fewer changes between the two processes; the default will do as well.
 		unix.FcntlInt(uintptr(own), unix.F_SETPIPE_SZ, pipeSize)
 	}
-	p.child = append(p.child, os.NewFile(uintptr(other), "pipe"))
-	unix.SetNonblock(own, true)
+	p.child = append(p.child, other)
+	unix.FcntlInt(uintptr(other), unix.F_SETFL, 0)
 	if os.Getuid() == 0 {
 		unix.Fchown(other, int(p.user.UID), int(p.user.GID))
 	}
@@ -125,14 +126,10 @@ func (p *process) abandon() {
 }
 
 func (p *process) closeChild() {
-	for _, f := range p.child {
-		f.Close()
+	for _, fd := range p.child {
+		unix.Close(fd)
 	}
 	p.child = nil
-	if p.cgroupFD >= 0 {
-		unix.Close(p.cgroupFD)
-		p.cgroupFD = -1
-	}
 }
 
 // started takes note of the fork and sets the streams in motion.
@@ -155,14 +152,22 @@ func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
 	}
 }
 
+// startWait is how soon a program must end for its start not to be told apart
+// from that: a message is dear in an emulated guest, and most programs are
+// short.
+const startWait = 20 * time.Millisecond
+
 // serve reports on the control stream until the program's end.
 func (p *process) serve(conn net.Conn, ctl *control) {
 	defer close(ctl.done)
-	guestwire.Send(conn, guestwire.ExecEvent{PID: p.pid})
+	start := time.NewTimer(startWait)
+	defer start.Stop()
 	lost := ctl.lost
 	var kill <-chan time.Time
 	for {
 		select {
+		case <-start.C:
+			guestwire.Send(conn, guestwire.ExecEvent{PID: p.pid})
 		case m := <-ctl.msgs:
 			p.control(m)
 		case <-lost:
@@ -182,7 +187,9 @@ func (p *process) serve(conn net.Conn, ctl *control) {
 			p.mu.Unlock()
 			ev := p.finish(ws, ctl)
 			guestwire.Send(conn, ev)
-			p.leaveCgroup() // the host need not wait for that
+			// The host need not wait for that.
+			p.leaveCgroup()
+			p.srv.spareCgroup()
 			return
 		}
 	}

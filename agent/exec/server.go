@@ -38,10 +38,13 @@ type Server struct {
 	down  atomic.Bool // GoingDown
 	users users
 
+	groups atomic.Uint64 // control groups made
+
 	mu      sync.Mutex
 	joins   map[string]*join
 	running map[string]*process
 	linger  []string // control groups that outlived their exec
+	spare   *group   // for the next exec; may be nil
 }
 
 // GoingDown says that from now on programs end because the guest does: the

@@ -28,7 +28,7 @@ func (p *process) openTTY(conn net.Conn) (slave int, err error) {
 		return -1, fmt.Errorf("opening the terminal's other side: %w", errno)
 	}
 	slave = int(r)
-	p.child = append(p.child, os.NewFile(uintptr(slave), "tty"))
+	p.child = append(p.child, slave)
 	if os.Getuid() == 0 {
 		unix.Fchown(slave, int(p.user.UID), -1)
 	}

@@ -188,7 +188,8 @@ type Resize struct {
 }
 
 // ExecEvent is what the agent says on an exec stream. The last one has Exited
-// set; it comes after all output has been written to the stdio streams.
+// set; it comes after all output has been written to the stdio streams. That of
+// the start is left out when the end follows at once.
 type ExecEvent struct {
 	PID    int    `json:"pid,omitempty"` // started
 	Exited bool   `json:"exited,omitempty"`
