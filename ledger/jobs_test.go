@@ -236,9 +236,22 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	before := names(t, j.Dir())
+	dry, err := j.Sweep(t.Context(), ledger.SweepOptions{DryRun: true})
+	if err != nil || !slices.Equal(dry.Killed, []int{vmm.PID}) || !vmm.Alive() {
+		t.Errorf("dry run = %+v, %v; want the VMM %d told and alive", dry, err, vmm.PID)
+	}
+	// The sweep's own lock file is all that may be new.
+	left := slices.DeleteFunc(names(t, j.Dir()), func(n string) bool { return n == ".sweep" })
+	if !slices.Equal(left, before) {
+		t.Errorf("after a dry run there is %q, before %q", left, before)
+	}
 	w, err := j.Sweep(t.Context(), ledger.SweepOptions{})
 	if err != nil || len(w.Problems) > 0 {
 		t.Fatalf("Sweep = %+v, %v", w, err)
+	}
+	if !slices.Equal(dry.Removed, w.Removed) {
+		t.Errorf("a dry run tells of %q, but %q went", dry.Removed, w.Removed)
 	}
 	slices.Sort(w.Removed)
 	if want := []string{".dead-x", ".new-abandoned", "dead", "kept-deadline", "kept-no-runner", "reused"}; !slices.Equal(w.Removed, want) {
@@ -251,7 +264,7 @@ func TestSweep(t *testing.T) {
 	if !slices.Equal(w.Killed, []int{vmm.PID}) || vmm.Alive() || !other.Alive() {
 		t.Errorf("Killed = %v; want the VMM %d alone", w.Killed, vmm.PID)
 	}
-	left := names(t, j.Dir())
+	left = names(t, j.Dir())
 	if want := []string{".lock", ".new-busy", ".new-young", ".sweep", "foreign", "kept", "kept-gitlab", "link", "live", "notes.txt"}; !slices.Equal(left, want) {
 		t.Errorf("left = %q, want %q", left, want)
 	}

@@ -33,6 +33,8 @@ type SweepOptions struct {
 	Retention time.Duration
 	// Now is the clock; nil = time.Now.
 	Now func() time.Time
+	// DryRun tells what would be removed and killed, and does neither.
+	DryRun bool
 }
 
 // Swept is what a sweep did.
@@ -72,7 +74,7 @@ func (j *Jobs) Sweep(ctx context.Context, o SweepOptions) (Swept, error) {
 		if ctx.Err() != nil {
 			return w, context.Cause(ctx)
 		}
-		j.sweepOther(n, o.Now(), &w)
+		j.sweepOther(n, o, &w)
 	}
 	for _, id := range ids {
 		if ctx.Err() != nil {
@@ -84,7 +86,7 @@ func (j *Jobs) Sweep(ctx context.Context, o SweepOptions) (Swept, error) {
 }
 
 // sweepOther removes a directory being made or removed whose process is gone.
-func (j *Jobs) sweepOther(name string, now time.Time, w *Swept) {
+func (j *Jobs) sweepOther(name string, o SweepOptions, w *Swept) {
 	path := filepath.Join(j.dir, name)
 	fi, err := os.Lstat(path)
 	if err != nil {
@@ -100,7 +102,7 @@ func (j *Jobs) sweepOther(name string, now time.Time, w *Swept) {
 	case errors.Is(err, fsx.ErrLocked):
 		return
 	case errors.Is(err, fs.ErrNotExist):
-		if made && now.Sub(fi.ModTime()) < newbornAge {
+		if made && o.Now().Sub(fi.ModTime()) < newbornAge {
 			return
 		}
 	case err != nil:
@@ -108,7 +110,7 @@ func (j *Jobs) sweepOther(name string, now time.Time, w *Swept) {
 		return
 	}
 	defer lock.Close()
-	j.gone(name, fsx.RemoveTree(path), w)
+	j.remove(name, func() error { return fsx.RemoveTree(path) }, o, w)
 }
 
 // sweepJob removes a job directory whose lock is free and that nobody wants
@@ -134,7 +136,11 @@ func (j *Jobs) sweepJob(ctx context.Context, id string, o SweepOptions, w *Swept
 		return
 	}
 	defer lock.Close()
-	killed, err := supervise.KillLeftover(ctx, dir)
+	leftover := supervise.KillLeftover
+	if o.DryRun {
+		leftover = supervise.Leftover
+	}
+	killed, err := leftover(ctx, dir)
 	w.Killed = append(w.Killed, killed...)
 	if err != nil {
 		w.Problems = append(w.Problems, fmt.Errorf("%s: %w", dir, err))
@@ -143,7 +149,7 @@ func (j *Jobs) sweepJob(ctx context.Context, id string, o SweepOptions, w *Swept
 	if wanted(dir, fi, o) {
 		return
 	}
-	j.gone(id, supervise.RemoveJobDir(dir), w)
+	j.remove(id, func() error { return supervise.RemoveJobDir(dir) }, o, w)
 }
 
 // wanted tells whether somebody may still come for a dead job's directory.
@@ -172,8 +178,12 @@ func wanted(dir string, fi fs.FileInfo, o SweepOptions) bool {
 	return now.Sub(end) < o.Retention
 }
 
-func (j *Jobs) gone(name string, err error, w *Swept) {
-	if err != nil {
+func (j *Jobs) remove(name string, remove func() error, o SweepOptions, w *Swept) {
+	if o.DryRun {
+		w.Removed = append(w.Removed, name)
+		return
+	}
+	if err := remove(); err != nil {
 		w.Problems = append(w.Problems, err)
 		return
 	}

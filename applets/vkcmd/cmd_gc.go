@@ -29,7 +29,7 @@ type gcReport struct {
 	Guests   []string     `json:"guests"` // directories of guests whose supervisor is gone
 	Killed   []int        `json:"killed"` // processes that had outlived their supervisor
 	Images   image.Report `json:"images"`
-	Boot     int64        `json:"boot_bytes"` // of initramfs files
+	Boot     int64        `json:"boot_bytes"` // of initramfs files and guests' saved states
 	Problems []string     `json:"problems"`
 }
 
@@ -42,7 +42,7 @@ func newGC(a *app) *cli.Command {
 			"used for a while, and layers that no image needs. What is in use stays.",
 		Flags: []cli.Flag{
 			cliutil.Int(&o.idle, "idle-secs", "N", "remove images unused for so long", 0, 1<<31-1).Default("[images] idle_secs"),
-			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed of the images and remove nothing"),
+			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed and remove nothing"),
 			cliutil.Bool(&o.json, "json", "print one JSON document (vk.gc/1)"),
 		},
 		Action: func(ctx context.Context, _ *cli.Command) error { return a.gc(ctx, o) },
@@ -64,14 +64,12 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 			r.Problems = append(r.Problems, err.Error())
 		}
 	}
-	if !o.dryRun {
-		swept, err := h.Jobs.Sweep(ctx, ledger.SweepOptions{})
-		problem(err)
-		r.Guests = append(r.Guests, swept.Removed...)
-		r.Killed = append(r.Killed, swept.Killed...)
-		for _, p := range swept.Problems {
-			problem(p)
-		}
+	swept, err := h.Jobs.Sweep(ctx, ledger.SweepOptions{DryRun: o.dryRun})
+	problem(err)
+	r.Guests = append(r.Guests, swept.Removed...)
+	r.Killed = append(r.Killed, swept.Killed...)
+	for _, p := range swept.Problems {
+		problem(p)
 	}
 	store, err := h.Store()
 	if err != nil {
@@ -79,10 +77,11 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	}
 	r.Images, err = store.GC(ctx, idle, o.dryRun)
 	problem(err)
-	if !o.dryRun {
-		r.Boot, err = boot.Sweep(h.StateDir, max(idle, time.Hour))
-		problem(err)
-	}
+	r.Boot, err = boot.Sweep(h.StateDir, max(idle, time.Hour), o.dryRun)
+	problem(err)
+	states, err := h.SweepTemplates(max(idle, time.Hour), o.dryRun)
+	r.Boot += states
+	problem(err)
 	if err := a.printGC(r, o); err != nil {
 		return err
 	}
@@ -99,6 +98,9 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 func (a *app) printGC(r gcReport, o gcOptions) error {
 	for _, p := range r.Problems {
 		a.warn("%s", p)
+	}
+	for _, p := range r.Images.Skipped {
+		a.warn("left: %s", p)
 	}
 	if o.json {
 		return cliutil.JSON(a.env.Stdout, "vk.gc/1", r)

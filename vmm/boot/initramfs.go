@@ -81,11 +81,12 @@ func writeInitramfs(stateDir string, a agent, mods []module) (string, error) {
 
 // Sweep removes what no guest was booted from for as long as idle: initramfs
 // files and leftovers of writers that died, those of kernel fetches too. It
-// returns the bytes of initramfs freed.
-func Sweep(stateDir string, idle time.Duration) (int64, error) {
+// returns the bytes of initramfs freed. With dryRun it tells and removes
+// nothing.
+func Sweep(stateDir string, idle time.Duration, dryRun bool) (int64, error) {
 	var freed int64
 	var errs []error
-	if _, err := os.Stat(KernelsDir(stateDir)); err == nil {
+	if _, err := os.Stat(KernelsDir(stateDir)); err == nil && !dryRun {
 		lock, err := fsx.TryLock(filepath.Join(KernelsDir(stateDir), ".fetch.lock"), false)
 		if err == nil {
 			errs = append(errs, sweepFetches(KernelsDir(stateDir)))
@@ -103,9 +104,11 @@ func Sweep(stateDir string, idle time.Duration) (int64, error) {
 		if err != nil || time.Since(st.ModTime()) < idle {
 			continue
 		}
-		if err := os.Remove(filepath.Join(initramfsDir(stateDir), e.Name())); err != nil {
-			errs = append(errs, err)
-			continue
+		if !dryRun {
+			if err := os.Remove(filepath.Join(initramfsDir(stateDir), e.Name())); err != nil {
+				errs = append(errs, err)
+				continue
+			}
 		}
 		freed += st.Size()
 	}

@@ -84,13 +84,17 @@ func TestPrepareConcurrently(t *testing.T) {
 	if err != nil || len(left) != 1 {
 		t.Errorf("%v, %v; want one file", left, err)
 	}
-	if n, err := boot.Sweep(state, time.Hour); n != 0 || err != nil {
+	if n, err := boot.Sweep(state, time.Hour, false); n != 0 || err != nil {
 		t.Errorf("Sweep removed %d bytes in use (%v)", n, err)
 	}
-	if n, err := boot.Sweep(state, -time.Second); n == 0 || err != nil {
+	would, err := boot.Sweep(state, -time.Second, true)
+	if err != nil || would == 0 {
+		t.Errorf("dry run = %d, %v", would, err)
+	}
+	if n, err := boot.Sweep(state, -time.Second, false); n != would || err != nil {
 		t.Errorf("Sweep removed %d idle bytes (%v)", n, err)
 	}
-	if n, err := boot.Sweep(filepath.Join(state, "none"), 0); n != 0 || err != nil {
+	if n, err := boot.Sweep(filepath.Join(state, "none"), 0, false); n != 0 || err != nil {
 		t.Errorf("Sweep of nothing: %d, %v", n, err)
 	}
 }
@@ -107,14 +111,14 @@ func TestSweepFetches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := boot.Sweep(state, time.Hour); err != nil {
+	if _, err := boot.Sweep(state, time.Hour, false); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(left); err != nil {
 		t.Errorf("swept under a fetch: %v", err)
 	}
 	lock.Close()
-	if _, err := boot.Sweep(state, time.Hour); err != nil {
+	if _, err := boot.Sweep(state, time.Hour, false); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(left); !os.IsNotExist(err) {
