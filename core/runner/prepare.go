@@ -113,7 +113,11 @@ func (r *Runner) resolve(ctx context.Context, j *job) error {
 		AuthConfig: j.call.Var("DOCKER_AUTH_CONFIG"), Credentials: j.resp.Credentials,
 	}
 	img, err := r.Images.Resolve(ctx, q, func(line string) { r.say("%s", line) })
-	if err != nil {
+	switch {
+	case err == nil:
+	case j.wanted.ImageFrom == "image:":
+		return fmt.Errorf("%s: %w", j.wanted.Image, err) // the step has said "image:"
+	default:
 		return fmt.Errorf("%s %s: %w", j.wanted.ImageFrom, j.wanted.Image, err)
 	}
 	j.image = img

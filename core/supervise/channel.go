@@ -104,7 +104,7 @@ func (c *channel) renew() error {
 		}
 	}
 	use = &keepOpen{Conn: c.conn}
-	sess, err := yamux.Client(use, guestwire.MuxConfig())
+	sess, err := yamux.Client(guestwire.JoinFrames(use), guestwire.MuxConfig())
 	if err != nil {
 		return fmt.Errorf("beginning a session with the agent: %w", err)
 	}

@@ -316,7 +316,9 @@ func startError(s Spec, st State) error {
 		kind = fault.Interrupted
 		text = fmt.Sprintf("guest %s was ended while it started (%s)", s.Name, x.words())
 	case ReasonFailed:
-		text = fmt.Sprintf("starting guest %s: %s", s.Name, x.Detail)
+		// The step and the driver both say "boot"; this line has said it too.
+		detail := strings.TrimPrefix(strings.TrimPrefix(x.Detail, "boot: "), "booting "+s.Hostname+": ")
+		text = fmt.Sprintf("starting guest %s: %s", s.Name, detail)
 	default:
 		text = fmt.Sprintf("guest %s ended while it started: %s", s.Name, x.words())
 		hint = or(hint, "`vk check` tests the kernel and the accelerator of this host")
