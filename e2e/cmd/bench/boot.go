@@ -24,15 +24,15 @@ const memMiB = 512
 // prepareFloor makes the bare guest with the kernel and accelerator that vk
 // itself would take.
 func (b *bench) prepareFloor(ctx context.Context) (*floor.Floor, boot.Kernel, *qemu.Driver, error) {
-	state, err := b.stateDir()
+	c, state, err := hostConfig()
 	if err != nil {
 		return nil, boot.Kernel{}, nil, err
 	}
-	k, err := boot.Find(state, os.Getenv("VIRTKIT_KERNEL"))
+	k, err := boot.Find(state, c.VMM.Kernel)
 	if err != nil {
 		return nil, boot.Kernel{}, nil, err
 	}
-	d := qemu.New(qemu.Config{CacheDir: filepath.Join(state, "cache")})
+	d := qemu.New(qemu.Config{Binary: c.VMM.QEMU, Accel: c.VMM.Accel, CacheDir: filepath.Join(state, "cache")})
 	dir := filepath.Join(b.dir, "floor")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, k, nil, err
@@ -41,14 +41,15 @@ func (b *bench) prepareFloor(ctx context.Context) (*floor.Floor, boot.Kernel, *q
 	return f, k, d, err
 }
 
-func (b *bench) stateDir() (string, error) {
+// hostConfig is the configuration and the state directory that vk takes.
+func hostConfig() (*conf.Config, string, error) {
 	home, _ := os.UserHomeDir()
 	c, err := conf.Load(os.Getenv, home)
 	if err != nil {
-		return "", err
+		return nil, "", err
 	}
 	dir, _, err := conf.ResolveStateDir(c, os.Getenv, home)
-	return dir, err
+	return c, dir, err
 }
 
 // Of the guests that boot measures: what `vk run` gives a guest that asks for

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -44,33 +45,55 @@ var netRun = engineRun{"net", "./netsw", "^Benchmark(Floor|Down|Up)$", "100x", [
 func (b *bench) image(ctx context.Context) error   { return b.engine(ctx, imageRun) }
 func (b *bench) network(ctx context.Context) error { return b.engine(ctx, netRun) }
 
-// result is a benchmark's line: its name, the times it ran, and figures.
-var result = regexp.MustCompile(`(?m)^Benchmark(\w+?)(?:-\d+)?\s+\d+\s+(.*)$`)
+// goFlags are those of the Makefile: with others all would be compiled again.
+var goFlags = []string{"-trimpath", "-buildvcs=false", "-tags", "netgo,osusergo"}
 
 // engine takes the medians of b.rounds runs.
 func (b *bench) engine(ctx context.Context, r engineRun) error {
 	vals := map[string][]float64{}
 	var out []byte
 	for range b.rounds {
+		args := append([]string{"test"}, goFlags...)
+		cmd := exec.CommandContext(ctx, "go", append(args, "-run", "^$", "-bench", r.bench, "-benchtime", r.time, r.pkg)...)
+		cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its benchmark
 		var err error
-		cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", r.bench, "-benchtime", r.time, r.pkg)
 		if out, err = cmd.CombinedOutput(); err != nil {
 			return fmt.Errorf("%s %s: %w: %s", r.pkg, r.bench, err, out)
 		}
-		for _, m := range result.FindAllStringSubmatch(string(out), -1) {
-			f := strings.Fields(m[2])
-			for i := 0; i+1 < len(f); i += 2 {
-				v, err := strconv.ParseFloat(f[i], 64)
-				if err != nil {
-					return fmt.Errorf("%s %s: reading %q: %w", r.pkg, r.bench, m[0], err)
-				}
-				vals[m[1]+" "+f[i+1]] = append(vals[m[1]+" "+f[i+1]], v)
-			}
+		if err := figures(string(out), vals); err != nil {
+			return fmt.Errorf("%s %s: %w", r.pkg, r.bench, err)
 		}
 	}
+	if err := b.addRows(r, vals); err != nil {
+		return fmt.Errorf("%s %s %w: %s", r.pkg, r.bench, err, out)
+	}
+	return nil
+}
+
+// result is a benchmark's line: its name, the times it ran, and figures.
+var result = regexp.MustCompile(`(?m)^Benchmark(\w+?)(?:-\d+)?\s+\d+\s+(.*)$`)
+
+// figures adds what the benchmarks in a go test's output report to vals, by
+// "Benchmark unit".
+func figures(out string, vals map[string][]float64) error {
+	for _, m := range result.FindAllStringSubmatch(out, -1) {
+		f := strings.Fields(m[2])
+		for i := 0; i+1 < len(f); i += 2 {
+			v, err := strconv.ParseFloat(f[i], 64)
+			if err != nil {
+				return fmt.Errorf("reading %q: %w", m[0], err)
+			}
+			key := m[1] + " " + f[i+1]
+			vals[key] = append(vals[key], v)
+		}
+	}
+	return nil
+}
+
+func (b *bench) addRows(r engineRun, vals map[string][]float64) error {
 	for _, row := range r.rows {
 		if len(vals[row.vk]) == 0 || len(vals[row.peer]) == 0 {
-			return fmt.Errorf("%s %s reports no %q and %q: %s", r.pkg, r.bench, row.vk, row.peer, out)
+			return fmt.Errorf("reports no %q and %q", row.vk, row.peer)
 		}
 		add := b.add
 		if row.more {

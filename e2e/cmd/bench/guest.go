@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -91,7 +92,7 @@ func (b *bench) dial(name string) (*supervise.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	state, err := b.stateDir()
+	_, state, err := hostConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -233,12 +234,22 @@ func (b *bench) pss(names []string) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		for line := range strings.Lines(string(raw)) {
-			if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
-				kib, _ := strconv.ParseFloat(f[1], 64)
-				total += kib / 1024
-			}
+		mib, err := pssOf(string(raw))
+		if err != nil {
+			return 0, fmt.Errorf("process %d of guest %s: %w", g.PID, n, err)
 		}
+		total += mib
 	}
 	return total, nil
+}
+
+// pssOf reads a process's smaps_rollup, in MiB.
+func pssOf(rollup string) (float64, error) {
+	for line := range strings.Lines(rollup) {
+		if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
+			kib, err := strconv.ParseFloat(f[1], 64)
+			return kib / 1024, err
+		}
+	}
+	return 0, errors.New("its smaps_rollup has no Pss")
 }

@@ -92,6 +92,7 @@ func run(ctx context.Context, only []string) error {
 		}
 		fmt.Fprintf(os.Stderr, "bench: %s …\n", a.name)
 		if err := a.run(b, ctx); err != nil {
+			b.print() // what took minutes is worth seeing; bench.json is whole or not there
 			return fmt.Errorf("measuring %s: %w", a.name, err)
 		}
 	}
@@ -106,29 +107,33 @@ func run(ctx context.Context, only []string) error {
 // add records a pair where less is better; goal is the largest ratio that
 // counts as met.
 func (b *bench) add(area, row, unit string, vk float64, peer string, peerValue, goal float64) {
-	r := Row{Area: area, Row: row, Unit: unit, VK: vk, Peer: peer, PeerValue: peerValue, Goal: goal}
-	if peerValue != 0 {
-		r.Ratio = vk / peerValue
-	}
-	r.Met = r.Ratio <= goal
-	b.rows = append(b.rows, r)
+	b.record(Row{Area: area, Row: row, Unit: unit, VK: vk, Peer: peer, PeerValue: peerValue, Goal: goal}, func(r Row) bool { return r.Ratio <= goal })
 }
 
 // addRate records a pair where more is better; goal is the least ratio.
 func (b *bench) addRate(area, row, unit string, vk float64, peer string, peerValue, goal float64) {
-	b.add(area, row, unit, vk, peer, peerValue, goal)
-	r := &b.rows[len(b.rows)-1]
-	r.Met = r.Ratio >= goal
+	b.record(Row{Area: area, Row: row, Unit: unit, VK: vk, Peer: peer, PeerValue: peerValue, Goal: goal}, func(r Row) bool { return r.Ratio >= goal })
 }
 
 // addOver records a pair whose difference is what counts: met when vk is at
 // most limit above the peer. The goal is written as the ratio that makes.
 func (b *bench) addOver(area, row, unit string, vk float64, peer string, peerValue, limit float64) {
-	goal := 0.0
-	if peerValue != 0 {
-		goal = (peerValue + limit) / peerValue
+	r := Row{Area: area, Row: row, Unit: unit, VK: vk, Peer: peer, PeerValue: peerValue}
+	if peerValue > 0 {
+		r.Goal = (peerValue + limit) / peerValue
 	}
-	b.add(area, row, unit, vk, peer, peerValue, goal)
+	b.record(r, func(r Row) bool { return vk-peerValue <= limit })
+}
+
+// record adds a row and shows that the run goes on. A side that is not above
+// zero was not measured: that is never met.
+func (b *bench) record(r Row, met func(Row) bool) {
+	if r.VK > 0 && r.PeerValue > 0 {
+		r.Ratio = r.VK / r.PeerValue
+		r.Met = met(r)
+	}
+	b.rows = append(b.rows, r)
+	fmt.Fprintf(os.Stderr, "bench: %s: %s: %.4g %s, %s: %.4g\n", r.Area, r.Row, r.VK, r.Unit, r.Peer, r.PeerValue)
 }
 
 func (b *bench) print() {
