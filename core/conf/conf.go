@@ -72,6 +72,7 @@ type Images struct {
 // VMM is [vmm]: how guests are run.
 type VMM struct {
 	Accel       string // auto, kvm or tcg
+	Templates   string // auto or off
 	Channel     string // auto, serial or vsock
 	QEMU        string // program name or absolute path
 	Kernel      string // name or absolute path; "" = the best one installed

@@ -82,6 +82,8 @@ var table = []row{
 		doc: "Processor virtualization. `auto` boots a guest under KVM once and remembers whether it worked; `tcg` emulates, which is slow and works everywhere."},
 	{name: "vmm.channel", kind: kEnum, at: func(c *Config) any { return &c.VMM.Channel }, def: `"auto"`, words: []string{"auto", "serial", "vsock"}, acted: true, later: []string{"vsock"},
 		doc: "How host and guest talk: `serial` is virtio-serial, and what `auto` takes; `vsock` is vhost-vsock."},
+	{name: "vmm.templates", kind: kEnum, at: func(c *Config) any { return &c.VMM.Templates }, def: `"auto"`, words: []string{"auto", "off"}, env: "VIRTKIT_TEMPLATES", acted: true,
+		doc: "`auto`: a guest starts from the saved state of one like it that has booted, where that is tried and tested (under tcg); the first of a kind leaves its state, 50 to 100 MB. `off`: every guest boots."},
 	{name: "vmm.qemu", kind: kProgram, at: func(c *Config) any { return &c.VMM.QEMU }, example: `"qemu-system-x86_64"`, acted: true,
 		doc: "QEMU's program, by name or absolute path. Not set: the one on `PATH`."},
 	{name: "vmm.kernel", kind: kProgram, at: func(c *Config) any { return &c.VMM.Kernel }, example: `"tuned"`, acted: true,

@@ -25,6 +25,11 @@ type Spec struct {
 	Console io.Writer // every byte of the serial console, written in order; must not block for long
 	Nested  bool      // let the guest run guests
 	ProcLog io.Writer // what the VMM's own process prints
+
+	// Restore, when set, is a state that a Saver wrote of a guest with the same
+	// StateKey: the guest goes on from there instead of booting. The driver
+	// takes the file over, also on error.
+	Restore *os.File
 }
 
 // Kernel is what the guest boots.
@@ -88,6 +93,22 @@ type Machine interface {
 	// caller sends a Resume to the agent after Continue.
 	Pause(ctx context.Context) error
 	Continue(ctx context.Context) error
+}
+
+// Restorer is a Driver that can begin a guest from a saved state.
+type Restorer interface {
+	// StateKey is equal for two specs exactly when a state saved of the one can
+	// be restored as the other: same VMM, machine, kernel, processors, memory
+	// and disks. "" = such a guest cannot be saved, and why.
+	StateKey(ctx context.Context, s Spec) (key, why string, err error)
+}
+
+// Saver is a Machine of a Restorer.
+type Saver interface {
+	// Save writes the guest's state to f, from its current offset. The guest
+	// goes on meanwhile and afterwards. Nothing may be under way on the control
+	// channel: bytes in it are in no state.
+	Save(ctx context.Context, f *os.File) error
 }
 
 // Reason says how a guest ended. Strings, because they are shown and stored.

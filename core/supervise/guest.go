@@ -34,6 +34,7 @@ type guest struct {
 	done chan struct{} // closed when m has ended, after exit was set
 	exit machine.Exit
 	hung chan string // why the guest counts as hung; capacity 1
+	from origin
 }
 
 // guestGone is the cause of what ends because the guest did.
@@ -166,6 +167,7 @@ func (s *supervisor) bootSteps() []step {
 	return []step{
 		{"boot", s.boot, s.killGuest},
 		{"contact", s.contact, nil},
+		{"template", s.keepTemplate, nil},
 		{"setup", s.setup, nil},
 		{"command", s.startCommand, nil},
 	}
@@ -200,11 +202,20 @@ func (s *supervisor) boot(ctx context.Context) error {
 		n := s.port.Guest()
 		ms.NIC = &machine.NIC{File: f, MAC: n.MAC, MTU: n.MTU}
 	}
+	var from origin
+	from, ms.Restore = s.fromTemplate(ctx, ms)
+	s.from = from
+	s.restoring.Store(from.restored)
+	s.answered.Store(false)
+	if from.restored {
+		// Its boot is in no console: it was another guest's.
+		fmt.Fprintf(s.console, "[guest restored from template %s]\n", from.key)
+	}
 	m, err := s.driver.Boot(ctx, ms)
 	if err != nil {
 		return err
 	}
-	g := &guest{m: m, done: make(chan struct{}), hung: make(chan string, 1)}
+	g := &guest{m: m, from: from, done: make(chan struct{}), hung: make(chan string, 1)}
 	if g.ch, err = newChannel(m.Control()); err != nil {
 		m.Kill()
 		return err
@@ -219,13 +230,16 @@ func (s *supervisor) boot(ctx context.Context) error {
 	}()
 	s.setGuest(g)
 	start, _ := fsx.ProcStart(m.PID())
-	s.board.update(func(st *State) { st.Phase, st.VMMPID, st.VMMStart = Booting, m.PID(), start })
+	s.board.update(func(st *State) {
+		st.Phase, st.VMMPID, st.VMMStart, st.Restored = Booting, m.PID(), start, from.restored
+	})
 	return nil
 }
 
 // nicFile is the first end of the guest's cable, later a new one.
 func (s *supervisor) nicFile() (*os.File, error) {
-	if s.board.get().Phase == Starting {
+	if !s.cabled {
+		s.cabled = true
 		return s.port.File(), nil
 	}
 	return s.port.Replug()
@@ -243,6 +257,7 @@ func (s *supervisor) contact(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.answered.Store(true)
 	s.log.Debug("agent answered", "kernel", r.Kernel, "uptime_ms", r.UptimeMS)
 	return nil
 }

@@ -19,7 +19,8 @@ type commandEnd struct {
 }
 
 // bootReady boots the guest until it is set up. One that reboots on the way is
-// given a few tries, and one that gives no sign of life another.
+// given a few tries, and one that gives no sign of life another; one from a
+// template that does not start at all is booted instead.
 func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 	for try := 1; ; try++ {
 		wctx, cancel := context.WithCancel(ctx)
@@ -29,6 +30,12 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 		}
 		err := s.runSteps(ctx, s.bootSteps(), undo)
 		cancel()
+		if err != nil && s.from.restored && ctx.Err() == nil {
+			s.giveUpTemplate(s.from, err)
+			s.killGuest()
+			try = 0
+			continue
+		}
 		var gone *guestGone
 		if !errors.As(err, &gone) || try == bootTries || gone.exit.Reason != machine.Reboot && !stillborn.Load() {
 			return err
@@ -55,8 +62,12 @@ func (s *supervisor) endStillborn(ctx context.Context, before int64, stillborn *
 		return
 	case <-time.After(s.spec.BootLimit / stillbornPart):
 	}
+	alive := s.console.Total() != before
+	if s.restoring.Load() { // what is on its console is ours
+		alive = s.answered.Load()
+	}
 	g := s.current()
-	if g == nil || s.console.Total() != before || ctx.Err() != nil {
+	if g == nil || alive || ctx.Err() != nil {
 		return
 	}
 	stillborn.Store(true)

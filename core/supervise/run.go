@@ -10,6 +10,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,8 @@ type Deps struct {
 	// NewNetwork makes the job's switch; not called when s.Net.Mode is
 	// "none". dir is the job's directory.
 	NewNetwork func(ctx context.Context, dir string, s Spec) (Network, error)
+	// Templates keeps states of guests to start others from. Nil: all boot.
+	Templates Templates
 	// Log goes to sup.log. Nil discards.
 	Log *slog.Logger
 	// Hook, when set, is called before each step of the start with its name,
@@ -87,6 +90,12 @@ type supervisor struct {
 	launcher  *launcherPipe
 	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
 	commandEnv []string
+
+	cabled    bool        // the port's first descriptor was given away
+	from      origin      // of the boot that is under way or was last
+	noRestore bool        // a template was no good
+	restoring atomic.Bool // from.restored, for who watches the start
+	answered  atomic.Bool // the agent of this boot has
 
 	end      context.CancelCauseFunc // ends the guest; the first cause wins
 	killOnce sync.Once

@@ -137,7 +137,7 @@ func TestLife(t *testing.T) {
 	for _, s := range st.Steps {
 		names = append(names, s.Name)
 	}
-	want := []string{"socket", "image", "disk", "network", "driver", "kernel", "boot", "contact", "setup", "command"}
+	want := []string{"socket", "image", "disk", "network", "driver", "kernel", "boot", "contact", "template", "setup", "command"}
 	if !slices.Equal(names, want) {
 		t.Errorf("steps = %v, want %v", names, want)
 	}

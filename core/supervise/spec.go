@@ -55,6 +55,8 @@ type Spec struct {
 	HangLimit time.Duration `json:"hang_limit"`        // silence of the agent that ends the guest; 0 = never
 	Kernel    string        `json:"kernel,omitempty"`  // "" = the best one installed, else a name or path
 	Accel     string        `json:"accel,omitempty"`   // auto|kvm|tcg
+
+	NoTemplate bool `json:"no_template,omitempty"` // boot; use no template and make none
 }
 
 // Image is the root the guest runs.
@@ -144,6 +146,7 @@ type State struct {
 	CPUs     int       `json:"cpus"`
 	MemMiB   int       `json:"mem_mib"`
 	Accel    string    `json:"accel"`
+	Restored bool      `json:"restored,omitempty"` // it started from a template, without booting
 	Kernel   string    `json:"kernel"`
 	Addr     string    `json:"addr,omitempty"`
 	Publish  []Publish `json:"publish,omitempty"`

@@ -26,6 +26,7 @@ type plan struct {
 	disks   []int
 	nic     int
 	shares  []int
+	restore int // 0 = it boots
 }
 
 // shareTag and the like end up inside QEMU's comma-separated options.
@@ -178,6 +179,9 @@ func (p plan) args() []string {
 			"-device", fmt.Sprintf("vhost-user-fs-device,queue-size=1024,chardev=fs%d,tag=%s", i, sh.Tag))
 	}
 	add("-device", "virtio-balloon-device,free-page-reporting=on", "-device", "virtio-rng-device")
+	if p.restore != 0 {
+		add("-incoming", "fd:"+strconv.Itoa(p.restore))
+	}
 	return a
 }
 

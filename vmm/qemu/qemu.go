@@ -81,6 +81,9 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 		if s.NIC != nil && s.NIC.File != nil {
 			s.NIC.File.Close() // taken over, also on error
 		}
+		if s.Restore != nil {
+			s.Restore.Close() // likewise
+		}
 		return nil, err
 	}
 	return m, nil
@@ -200,6 +203,9 @@ func (o *opened) open(ctx context.Context, p *plan) (err error) {
 	}
 	if s.NIC != nil {
 		p.nic = o.give(s.NIC.File)
+	}
+	if s.Restore != nil {
+		p.restore = o.give(s.Restore)
 	}
 	for _, sh := range s.Shares {
 		dm, conn, err := virtiofs.Serve(ctx, virtiofs.Config{

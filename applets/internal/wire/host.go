@@ -176,7 +176,7 @@ func (h *Host) supervisorEnv() []string {
 		}
 		out = append(out, "VIRTKIT_CONFIG="+file)
 	}
-	for _, k := range []string{"VIRTKIT_ACCEL", "VIRTKIT_PCAP", boot.AgentEnv} {
+	for _, k := range []string{"VIRTKIT_ACCEL", "VIRTKIT_TEMPLATES", "VIRTKIT_PCAP", boot.AgentEnv} {
 		if v := h.Env.Getenv(k); v != "" {
 			out = append(out, k+"="+v)
 		}

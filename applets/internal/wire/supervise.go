@@ -2,11 +2,15 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"virtkit/applets/internal/appenv"
 	"virtkit/core/conf"
@@ -17,6 +21,7 @@ import (
 	"virtkit/vmm/boot"
 	"virtkit/vmm/disk"
 	"virtkit/vmm/qemu"
+	"virtkit/vmm/template"
 )
 
 // Supervise is the body of a supervisor's process: it runs the guest of a job
@@ -69,8 +74,39 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 		NewNetwork: func(_ context.Context, _ string, s supervise.Spec) (supervise.Network, error) {
 			return h.newNetwork(s)
 		},
-		Log: h.Log,
+		Templates: h.templates(),
+		Log:       h.Log,
 	}
+}
+
+// templates is where guests' saved states are; nil where there are to be none.
+func (h *Host) templates() supervise.Templates {
+	if h.Conf.VMM.Templates == "off" {
+		return nil
+	}
+	s, err := template.Open(templatesDir(h.StateDir))
+	if err != nil {
+		h.Log.Warn("guests boot without templates", logx.Err, err)
+		return nil
+	}
+	return s
+}
+
+func templatesDir(stateDir string) string { return filepath.Join(stateDir, "templates", "guests") }
+
+// SweepTemplates removes guests' saved states that no guest started from for as
+// long as idle. It returns the bytes freed; with dryRun it tells and removes
+// nothing.
+func (h *Host) SweepTemplates(idle time.Duration, dryRun bool) (int64, error) {
+	dir := templatesDir(h.StateDir)
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	s, err := template.Open(dir)
+	if err != nil {
+		return 0, err
+	}
+	return s.Sweep(idle, dryRun)
 }
 
 // Driver is QEMU as it is configured; accel "" is the configuration's.

@@ -9,8 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
+	"os"
 	"sync"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxLine bounds one message, in bytes.
@@ -82,7 +86,7 @@ func (c *Client) read() error {
 				return errors.New("QEMU's monitor greeted twice")
 			}
 			capID = 0
-			if err := c.send("qmp_capabilities", nil, 0); err != nil {
+			if err := c.send("qmp_capabilities", nil, 0, nil); err != nil {
 				return err
 			}
 		case m.Event != "":
@@ -118,7 +122,7 @@ func (c *Client) Ready() <-chan struct{} { return c.ready }
 // Gone is closed once the connection has ended.
 func (c *Client) Gone() <-chan struct{} { return c.gone }
 
-func (c *Client) send(cmd string, args any, id int) error {
+func (c *Client) send(cmd string, args any, id int, file *os.File) error {
 	b, err := json.Marshal(struct {
 		Execute string `json:"execute"`
 		Args    any    `json:"arguments,omitempty"`
@@ -127,12 +131,30 @@ func (c *Client) send(cmd string, args any, id int) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.conn.Write(append(b, '\n'))
+	b = append(b, '\n')
+	if file == nil {
+		_, err = c.conn.Write(b)
+		return err
+	}
+	u, ok := c.conn.(*net.UnixConn)
+	if !ok {
+		return errors.New("a descriptor needs a unix socket")
+	}
+	_, _, err = u.WriteMsgUnix(b, unix.UnixRights(int(file.Fd())), nil)
 	return err
 }
 
 // Do runs a command and returns its answer. It waits until QEMU is ready.
 func (c *Client) Do(ctx context.Context, cmd string, args any) (json.RawMessage, error) {
+	return c.do(ctx, cmd, args, nil)
+}
+
+// DoFile is Do that sends a descriptor along, for getfd.
+func (c *Client) DoFile(ctx context.Context, cmd string, args any, f *os.File) (json.RawMessage, error) {
+	return c.do(ctx, cmd, args, f)
+}
+
+func (c *Client) do(ctx context.Context, cmd string, args any, f *os.File) (json.RawMessage, error) {
 	select {
 	case <-c.ready:
 	case <-c.gone:
@@ -145,7 +167,7 @@ func (c *Client) Do(ctx context.Context, cmd string, args any) (json.RawMessage,
 	c.next++
 	id := c.next
 	c.calls[id] = ch
-	err := c.send(cmd, args, id)
+	err := c.send(cmd, args, id, f)
 	c.mu.Unlock()
 	if err != nil {
 		return nil, fmt.Errorf("%s: writing to QEMU's monitor: %w", cmd, err)
