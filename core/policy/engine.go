@@ -6,19 +6,13 @@ import (
 	"time"
 )
 
-// Witness is a Decider that also wants to know what the switch refused on its
-// own, before it asked: see Engine.Denied.
-type Witness interface {
-	Decider
-	Denied(Flow, Verdict)
-}
-
-// NameHolder is a Decider that also decides over the name that an allowed flow
-// asks for: see Engine.Asked.
-type NameHolder interface {
-	Decider
-	Asked(f Flow, asked string) Verdict
-}
+// An Engine is all that a switch may ask a Decider to be.
+var (
+	_ Opener     = (*Engine)(nil)
+	_ Witness    = (*Engine)(nil)
+	_ Asker      = (*Engine)(nil)
+	_ Questioner = (*Engine)(nil)
+)
 
 // Engine is a phase's policy at work: the Decider and Opener of a switch. It
 // holds a Stack for each VM, the addresses their lookups opened, and the
@@ -97,7 +91,7 @@ func (e *Engine) Decide(f Flow) Verdict {
 // and records it.
 func (e *Engine) Unreadable(port string) Verdict {
 	j := e.stack(port).Unreadable()
-	e.record.Judged(e.vm(port), Flow{Port: port, Proto: DNS, Name: "?"}, j, j.Allow, e.now())
+	e.record.Judged(e.vm(port), Flow{Port: port, Proto: DNS, Name: UnreadableName}, j, j.Allow, e.now())
 	return j.Verdict
 }
 
@@ -113,6 +107,13 @@ func (e *Engine) Opened(port string, names []string, addrs []netip.Addr, ttl tim
 // asked: the host's addresses and those that are nobody's.
 func (e *Engine) Denied(f Flow, v Verdict) {
 	e.record.Judged(e.vm(f.Port), f, Judgement{Verdict: v}, false, e.now())
+}
+
+// Listens wants the name that a flow asks for where a lookup opened its
+// address: only then is it the name, and not the address, that was allowed.
+func (e *Engine) Listens(f Flow) bool {
+	var room [maxOpeners]string
+	return len(e.opened.Openers(f.Port, f.Dst.Addr(), e.now(), room[:0])) > 0
 }
 
 // Asked decides over the name that an allowed flow asks for, read from its TLS

@@ -1,7 +1,8 @@
 // Package policy is where egress rules decide, and where what they decided is
 // told. It is pure: no files, no network, and the clock is the caller's.
 //
-//   - The contract with the switch: Decider, Opener, Flow, Verdict.
+//   - The contract with the switch: Decider and what it may be besides (Opener,
+//     Witness, Asker, Questioner), Flow, Verdict.
 //   - Lists are read by ParseCap, ParseVariables and ParseFlags, and make a
 //     Layer; a Policy is all layers of a phase, a Stack those of one VM,
 //     evaluated one by one and never merged, so that a Verdict can name the
@@ -77,6 +78,41 @@ type Decider interface {
 type Opener interface {
 	Decider
 	Opened(port string, names []string, addrs []netip.Addr, ttl time.Duration)
+}
+
+// Witness is a Decider that is also told what the switch refused on its own,
+// before it asked: the host's addresses, and those that are nobody's. Called as
+// Decide is.
+type Witness interface {
+	Decider
+	Denied(Flow, Verdict)
+}
+
+// Asker is a Decider that also decides over the name that an allowed TCP flow
+// asks for: the server name of its TLS hello, or the host of its HTTP request.
+type Asker interface {
+	Decider
+	// Listens says whether it wants to know that name of a flow which Decide has
+	// just allowed. Called once for each TCP flow.
+	Listens(Flow) bool
+	// Asked decides before any byte of the guest's is passed on. The name is as
+	// written, or UnreadableName. It is not called for a flow that names nobody: an
+	// address where a name could be, no name, another protocol. Denied means a
+	// reset, as Decide's.
+	Asked(f Flow, name string) Verdict
+}
+
+// UnreadableName stands for the name of a flow or question that has one which
+// cannot be read: one that no host can have, cut off, or past the bounds.
+const UnreadableName = "?"
+
+// Questioner is a Decider that also decides over DNS queries which cannot be
+// read or rebuilt. Denied means REFUSED (NOTIMP for an update or notify);
+// allowed, that the query is passed on as it is. Without a Questioner the
+// switch refuses them.
+type Questioner interface {
+	Decider
+	Unreadable(port string) Verdict
 }
 
 // AllowAll restricts nothing.

@@ -376,9 +376,9 @@ func TestEngineUnreadable(t *testing.T) {
 	var d policy.Decider = w.engine
 	_, opens := d.(policy.Opener)
 	_, sees := d.(policy.Witness)
-	_, holds := d.(policy.NameHolder)
+	_, holds := d.(policy.Asker)
 	if !opens || !sees || !holds {
-		t.Errorf("the engine is no Opener (%v), Witness (%v) or NameHolder (%v)", opens, sees, holds)
+		t.Errorf("the engine is no Opener (%v), Witness (%v) or Asker (%v)", opens, sees, holds)
 	}
 	if v := w.engine.Unreadable("db"); v.Allow {
 		t.Errorf("%+v", v)
