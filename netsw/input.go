@@ -198,13 +198,6 @@ func (p *Port) inputDHCP(ip *frame.IPv4) bool {
 	return true
 }
 
-func (p *Port) hostname() string {
-	if len(p.names) > 0 {
-		return p.names[0]
-	}
-	return ""
-}
-
 // nobodys tells destinations that cannot be one: they get no answer, as on
 // any network. The link-local and host addresses, which a program may well try,
 // are refused later and told so.

@@ -23,12 +23,11 @@ import (
 
 // Port is a guest's place on a switch.
 type Port struct {
-	sw    *Switch
-	name  string
-	names []string // DNS, canonical
-	mac   frame.MAC
-	ip    frame.IP
-	c     counters
+	sw   *Switch
+	name string
+	mac  frame.MAC
+	ip   frame.IP
+	c    counters
 
 	link   atomic.Pointer[link] // nil = unplugged
 	asking atomic.Int64         // open DNS questions
@@ -37,7 +36,10 @@ type Port struct {
 	file     *os.File // the guest's end of the link, until it is taken
 	flows    map[flow]struct{}
 	sessions map[*session]struct{}
-	removed  bool // under the switch's lock
+
+	// Under the switch's lock; readers have the table's copies.
+	names, yields []string // canonical
+	removed       bool
 }
 
 // flow is what ends when its guest does.
@@ -104,14 +106,7 @@ func (p *Port) Remove() {
 	s.mu.Lock()
 	if !p.removed {
 		p.removed = true
-		s.store(s.table.Load(), func(t *table) {
-			t.ports = slices.DeleteFunc(t.ports, func(q *Port) bool { return q == p })
-			delete(t.byMAC, p.mac)
-			delete(t.byIP, p.ip)
-			for _, n := range p.names {
-				delete(t.byName, n)
-			}
-		})
+		s.store(slices.DeleteFunc(slices.Clone(s.table.Load().ports), func(q *Port) bool { return q == p }))
 		s.gone.add(p.Stats())
 	}
 	s.mu.Unlock()

@@ -370,27 +370,41 @@ func dnsQuery(id uint16, name string, qtype uint16) []byte {
 	return append(b, 0, 1)
 }
 
-func TestDNSOfTheJobItself(t *testing.T) {
-	asked := make(chan []byte, 8)
+// reverse is the name that an address is looked up under.
+func reverse(a [4]byte) string {
+	return fmt.Sprintf("%d.%d.%d.%d.in-addr.arpa", a[3], a[2], a[1], a[0])
+}
+
+// nxdomain is a resolver of the host that knows no name; asked, if any, gets
+// the questions.
+func nxdomain(t testing.TB, asked ...chan []byte) []netip.AddrPort {
+	t.Helper()
 	up, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { up.Close() })
-	go func() { // a resolver that answers NXDOMAIN
+	go func() {
 		b := make([]byte, 2048)
 		for {
 			n, from, err := up.ReadFromUDP(b)
 			if err != nil {
 				return
 			}
-			asked <- bytes.Clone(b[:n])
+			for _, c := range asked {
+				c <- bytes.Clone(b[:n])
+			}
 			b[2] |= 0x80
 			b[3] = 0x83
 			_, _ = up.WriteToUDP(b[:n], from)
 		}
 	}()
-	sw := open(t, netsw.Config{Upstreams: []netip.AddrPort{up.LocalAddr().(*net.UDPAddr).AddrPort()}})
+	return []netip.AddrPort{up.LocalAddr().(*net.UDPAddr).AddrPort()}
+}
+
+func TestDNSOfTheJobItself(t *testing.T) {
+	asked := make(chan []byte, 8)
+	sw := open(t, netsw.Config{Upstreams: nxdomain(t, asked)})
 	p, g := join(t, sw, "build")
 	db, _ := join(t, sw, "db", "postgres", "db-1.test")
 	c, err := g.DialUDP(at(sw, 53))

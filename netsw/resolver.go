@@ -75,7 +75,7 @@ func (r *resolver) Enter(client netip.Addr) (dnsd.Client, bool) {
 
 // Lookup finds a guest of the job by name.
 func (r *resolver) Lookup(name string) (netip.Addr, bool) {
-	if p := r.sw.table.Load().byName[canonical(name)]; p != nil {
+	if p := r.sw.table.Load().byName[policy.CanonicalName(name)]; p != nil {
 		return p.Addr(), true
 	}
 	return netip.Addr{}, false

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,7 +52,8 @@ type table struct {
 	ports  []*Port
 	byMAC  map[frame.MAC]*Port
 	byIP   map[frame.IP]*Port
-	byName map[string]*Port // lower case, no final dot
+	byName map[string]*Port // canonical
+	named  map[*Port]string // what an address is looked up as
 }
 
 // New makes a switch without ports. It reads the resolvers' addresses and
@@ -117,6 +116,9 @@ func (s *Switch) Gateway() netip.Addr { return s.gwIP.Addr() }
 // Subnet is the job's network.
 func (s *Switch) Subnet() netip.Prefix { return s.subnet }
 
+// Ports are those there are now, oldest first.
+func (s *Switch) Ports() []*Port { return slices.Clone(s.table.Load().ports) }
+
 // AddPort makes a port with an address of its own and plugs a link into it.
 // Names that are taken are fault.Conflict; a full subnet is fault.Busy.
 func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
@@ -135,16 +137,10 @@ func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
 		}
 	}
 	p := &Port{sw: s, name: pc.Name, flows: make(map[flow]struct{}), sessions: make(map[*session]struct{})}
-	for _, n := range append([]string{pc.Hostname}, pc.Aliases...) {
-		if n = canonical(n); n == "" || slices.Contains(p.names, n) {
-			continue
-		}
-		if q := old.byName[n]; q != nil {
-			return nil, fault.Newf(fault.Conflict, "name %q of %q is taken by %q on the job's network", n, pc.Name, q.name).
-				Hint("give one of the two another alias")
-		}
-		p.names = append(p.names, n)
+	if err := p.take(old, append([]string{pc.Hostname}, pc.Aliases...)); err != nil {
+		return nil, err
 	}
+	p.yields = canonicals(nil, pc.Yields)
 	ip, err := s.pickAddr(pc.Addr, old)
 	if err != nil {
 		return nil, err
@@ -156,23 +152,20 @@ func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
 	if _, err := p.plug(); err != nil {
 		return nil, err
 	}
-	s.store(old, func(t *table) {
-		t.ports = append(t.ports, p)
-		t.byMAC[p.mac], t.byIP[p.ip] = p, p
-		for _, n := range p.names {
-			t.byName[n] = p
-		}
-	})
+	s.store(append(slices.Clone(old.ports), p))
 	return p, nil
 }
 
-// store replaces the table by a changed copy; s.mu is held.
-func (s *Switch) store(old *table, change func(*table)) {
-	t := &table{ports: slices.Clone(old.ports), byMAC: maps.Clone(old.byMAC), byIP: maps.Clone(old.byIP), byName: maps.Clone(old.byName)}
-	if t.byMAC == nil {
-		t.byMAC, t.byIP, t.byName = make(map[frame.MAC]*Port), make(map[frame.IP]*Port), make(map[string]*Port)
+// store replaces the table by one of these ports; s.mu is held.
+func (s *Switch) store(ports []*Port) {
+	t := &table{ports: ports, byMAC: make(map[frame.MAC]*Port), byIP: make(map[frame.IP]*Port), byName: make(map[string]*Port), named: make(map[*Port]string)}
+	for _, p := range ports {
+		t.byMAC[p.mac], t.byIP[p.ip] = p, p
+		t.name(p, p.names)
 	}
-	change(t)
+	for _, p := range ports {
+		t.name(p, p.yields)
+	}
 	s.table.Store(t)
 }
 
@@ -270,5 +263,3 @@ func (s *Switch) decide(f policy.Flow) policy.Verdict {
 	}
 	return s.policy.Decide(f)
 }
-
-func canonical(name string) string { return strings.ToLower(strings.TrimSuffix(name, ".")) }

@@ -110,6 +110,30 @@ func (g *Guest) DialUDP(to string) (*gonet.UDPConn, error) {
 	return gonet.DialUDP(g.st, nil, &a, ipv4.ProtocolNumber)
 }
 
+// Ask sends a datagram and returns the answer to it, as a resolver of the guest
+// would: it asks again when none came for a second, five times.
+func (g *Guest) Ask(t testing.TB, to string, q []byte) []byte {
+	t.Helper()
+	c, err := g.DialUDP(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	b := make([]byte, 64<<10)
+	for range 5 {
+		if _, err = c.Write(q); err != nil {
+			t.Fatalf("asking %s: %v", to, err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		var n int
+		if n, err = c.Read(b); err == nil {
+			return b[:n]
+		}
+	}
+	t.Fatalf("asking %s: %v", to, err)
+	return nil
+}
+
 // Listen listens on a TCP port of the guest.
 func (g *Guest) Listen(port uint16) (*gonet.TCPListener, error) {
 	return gonet.ListenTCP(g.st, tcpip.FullAddress{NIC: 1, Port: port}, ipv4.ProtocolNumber)
