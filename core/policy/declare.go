@@ -226,15 +226,37 @@ type Service struct {
 	Lists
 }
 
-// Policy is all that decides over one phase of a job.
+// wireService keeps the VM beside the lists, whose own JSON would else be all
+// of a Service's.
+type wireService struct {
+	VM    string `json:"vm"`
+	Lists Lists  `json:"lists"`
+}
+
+// MarshalJSON writes VM and lists.
+func (s Service) MarshalJSON() ([]byte, error) {
+	return json.Marshal(wireService{VM: s.VM, Lists: s.Lists})
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Service) UnmarshalJSON(b []byte) error {
+	var w wireService
+	err := json.Unmarshal(b, &w)
+	s.VM, s.Lists = w.VM, w.Lists
+	return err
+}
+
+// Policy is all that decides over one phase of a job. As JSON it goes from the
+// call that reads a job's variables to the switch's process and to the record
+// that is kept of the job.
 type Policy struct {
-	Phase    Phase
-	Cap      Lists
-	Hub      *HubEgress // nil = no hub has a say
-	Job      Lists
-	Flags    bool      // Job are the lists of vk run's flags
-	Services []Service // run phase only
-	DryRun   bool      // run phase only; see DryRunOn
+	Phase    Phase      `json:"phase"`
+	Cap      Lists      `json:"cap"`
+	Hub      *HubEgress `json:"hub,omitempty"` // nil = no hub has a say
+	Job      Lists      `json:"job"`
+	Flags    bool       `json:"flags,omitempty"`    // Job are the lists of vk run's flags
+	Services []Service  `json:"services,omitempty"` // run phase only
+	DryRun   bool       `json:"dry_run,omitempty"`  // run phase only; see DryRunOn
 }
 
 func (p *Policy) dryRun() bool { return p.DryRun && p.Phase != Build }

@@ -2,6 +2,7 @@ package policy_test
 
 import (
 	"encoding/json"
+	"net/netip"
 	"regexp"
 	"strings"
 	"testing"
@@ -272,4 +273,38 @@ func FuzzHubEgress(f *testing.F) {
 			policy.LayerLines(one, two)
 		}
 	})
+}
+
+// A policy goes to the switch's process as JSON: nothing of it may be lost on
+// the way, least of all the difference between an absent and an empty list.
+func TestPolicyGoesThroughJSON(t *testing.T) {
+	ip := func(s string) policy.IPRule {
+		r, err := policy.ParseIP(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	want := policy.Policy{
+		Phase: policy.Run, DryRun: true, Flags: true,
+		Cap: policy.Lists{Names: []string{"debian.org"}},
+		Job: policy.Lists{IPs: []policy.IPRule{}},
+		Hub: &policy.HubEgress{Rules: []string{"wab"}, Run: policy.Lists{Names: []string{}, IPs: []policy.IPRule{ip("10.0.0.0/8:443")}},
+			DryRun: []policy.HubDryRule{{Rule: "next", Build: policy.Lists{Names: []string{"a.example"}}}}},
+		Services: []policy.Service{{VM: "db", Lists: policy.Lists{Names: []string{}}}, {VM: "web"}},
+	}
+	b, err := json.Marshal(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got policy.Policy
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatalf("%s: %v", b, err)
+	}
+	if d := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); d != "" {
+		t.Errorf("lost on the way: %s\n%s", d, b)
+	}
+	if want.Fingerprint() != got.Fingerprint() {
+		t.Error("the fingerprint changed")
+	}
 }

@@ -244,6 +244,25 @@ func (c *Client) Unpublish(ctx context.Context, p Publish) error {
 	return err
 }
 
+// Egress is the record of what the guests reached and were refused so far.
+// stage, when not empty, names the stage of the job that begins now. Of a
+// supervisor that is gone it is the last record that it wrote, whose Ended
+// tells whether that is all. The error wraps fs.ErrNotExist when no record is
+// kept.
+func (c *Client) Egress(ctx context.Context, stage string) (EgressRecord, error) {
+	conn, err := c.ask(ctx, request{Op: opEgress, Stage: stage}, func(answer) {})
+	switch {
+	case err == nil:
+		conn.Close()
+	case !errors.Is(err, ErrSupervisorGone):
+		if fault.KindOf(err) == fault.NotFound {
+			return EgressRecord{}, fmt.Errorf("%w: %w", fs.ErrNotExist, err)
+		}
+		return EgressRecord{}, err
+	}
+	return ReadEgress(c.dir)
+}
+
 // Opener opens streams to the guest's agent: each one carries one guestwire
 // request. A stream that ends before its first answer is one of a guest that
 // is not there (any more).

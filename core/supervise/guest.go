@@ -138,6 +138,9 @@ func (s *supervisor) plug(ctx context.Context) (err error) {
 	if s.network, err = s.d.NewNetwork(ctx, s.dir, s.spec); err != nil {
 		return err
 	}
+	if err := s.egress.begin(s.dir, s.spec, s.network, s.log); err != nil {
+		return err
+	}
 	if s.port, err = s.network.Plug(ctx, s.spec.Hostname, s.spec.Net); err != nil {
 		return err
 	}
@@ -160,6 +163,7 @@ func (s *supervisor) unplug() {
 	if err := s.network.Close(); err != nil {
 		s.log.Warn("closing the network", logx.Err, err)
 	}
+	s.egress.end()
 }
 
 // bootSteps are done at each boot.

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"virtkit/core/guestwire"
+	"virtkit/core/policy"
 )
 
 // Network is the switch of one job. The supervisor makes it before the guest
@@ -15,6 +16,17 @@ type Network interface {
 	Plug(ctx context.Context, name string, s NetSpec) (Plugged, error)
 	// Close ends the switch, its flows and its listeners.
 	Close() error
+}
+
+// EgressNetwork is a Network that enforces Spec.Net.Egress and records what it
+// decided. A Network of a Spec with an Egress has to be one.
+type EgressNetwork interface {
+	Network
+	// Recorder is where the switch records.
+	Recorder() *policy.Recorder
+	// Traffic counts bytes of payload between all guests and the outside, seen
+	// from the guests, since the switch was made; it works after Close too.
+	Traffic() (sent, received uint64)
 }
 
 // Plugged is a guest's port on the switch. It outlives a reboot of the guest.

@@ -36,6 +36,9 @@ type Deps struct {
 	// NewNetwork makes the job's switch; not called when s.Net.Mode is
 	// "none". dir is the job's directory.
 	NewNetwork func(ctx context.Context, dir string, s Spec) (Network, error)
+	// KeepEgress is given the record of a guest whose directory goes with it.
+	// Nil drops it.
+	KeepEgress func(EgressRecord) error
 	// Templates keeps states of guests to start others from. Nil: all boot.
 	Templates Templates
 	// Log goes to sup.log. Nil discards.
@@ -55,6 +58,7 @@ type Times struct {
 	Contact time.Duration // a first contact that stays silent is tried again after this; default 10 s
 	Grace   time.Duration // of a stop that names none; default 5 s
 	Power   time.Duration // from the agent's goodbye to power off, then the guest is killed; default 10 s
+	Record  time.Duration // between two writes of egress.json while it changes; default 5 s
 }
 
 // Defaults of a Spec that leaves them 0.
@@ -63,6 +67,7 @@ const (
 	defaultGrace     = 5 * time.Second
 	defaultPower     = 10 * time.Second
 	defaultContact   = 10 * time.Second
+	defaultRecord    = 5 * time.Second
 	// drainLimit bounds how long the output of a guest that is gone may take
 	// to reach its readers.
 	drainLimit = 10 * time.Second
@@ -102,6 +107,7 @@ type supervisor struct {
 	kill     chan struct{} // closed: no more grace
 
 	clients clients
+	egress  egressKeeper
 
 	mu    sync.Mutex
 	guest *guest // nil before the first boot and between boots
@@ -194,6 +200,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 	def(&d.Times.Contact, defaultContact)
 	def(&d.Times.Grace, defaultGrace)
 	def(&d.Times.Power, defaultPower)
+	def(&d.Times.Record, defaultRecord)
 	ping := 10 * time.Second
 	if spec.HangLimit > 0 {
 		ping = min(max(spec.HangLimit/4, time.Second), ping)
@@ -250,6 +257,7 @@ func (s *supervisor) live(ctx context.Context, l *launcherPipe) (exit Exit, read
 	tctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go trim(tctx)
+	go s.egress.follow(tctx, s.d.Times.Record)
 	return s.watch(ctx), true
 }
 
@@ -340,6 +348,7 @@ func (s *supervisor) finish(exit Exit, ready bool, in *inherited) error {
 // clean removes the directory, or, to be kept, all of it but what people read.
 func (s *supervisor) clean(keep bool) error {
 	if !keep {
+		s.keepEgress()
 		return RemoveJobDir(s.dir)
 	}
 	for _, f := range []string{SocketFile, UpperFile, vmmDir} {

@@ -15,6 +15,7 @@
 //	sup.log       the supervisor's log and what the VMM printed
 //	console.log   the guest's console, bounded (see ConsoleMax); older part in console.log.1
 //	command.log   output of Spec.Command, bounded likewise
+//	egress.json   what the guests reached and were refused (EgressRecord), when Spec.Net.Egress is set
 //	upper.img     the guest's writable layer
 //	vmm/          the driver's own files
 package supervise
@@ -74,6 +75,9 @@ type NetSpec struct {
 	HostLoopback bool      `json:"host_loopback,omitempty"` // gateway's address reaches the host's 127.0.0.1
 	Loopback     []int     `json:"loopback,omitempty"`      // guest's 127.0.0.1:port passed on to the host's
 	Publish      []Publish `json:"publish,omitempty"`
+	// Egress is what the guests of the switch may reach, services included;
+	// nil restricts nothing and records nothing.
+	Egress *Egress `json:"egress,omitempty"`
 }
 
 // Publish makes a port of the guest reachable on the host.

@@ -19,6 +19,8 @@ import "time"
 //	reboot     answers as wait until the guest runs again.
 //	publish    one answer with Publish, as it was opened.
 //	unpublish  one answer.
+//	egress     one answer, once egress.json holds all that was recorded so far.
+//	           Stage, when given, names the stage that begins.
 //
 // The last answer of a request has Done set, and Err when it failed. The
 // client may close at any time. A peer whose uid is neither the supervisor's
@@ -32,6 +34,7 @@ const (
 	opReboot    = "reboot"
 	opPublish   = "publish"
 	opUnpublish = "unpublish"
+	opEgress    = "egress"
 	opAdopt     = "adopt" // on the launcher's pipe alone
 	opEnv       = "env"   // likewise, first: the command's environment, which no file may hold
 )
@@ -42,6 +45,7 @@ type request struct {
 	Grace   time.Duration `json:"grace,omitempty"`
 	Publish *Publish      `json:"publish,omitempty"`
 	Env     []string      `json:"env,omitempty"`
+	Stage   string        `json:"stage,omitempty"`
 }
 
 type answer struct {

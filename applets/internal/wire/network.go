@@ -18,9 +18,24 @@ import (
 )
 
 // network is a netsw.Switch as a supervisor knows it.
-type network struct{ sw *netsw.Switch }
+type network struct {
+	sw     *netsw.Switch
+	record *policy.Recorder // nil = nothing is restricted and nothing recorded
+}
 
 func (n *network) Close() error { return n.sw.Close() }
+
+// egressNetwork is a network with a policy.
+type egressNetwork struct{ *network }
+
+var _ supervise.EgressNetwork = egressNetwork{}
+
+func (n egressNetwork) Recorder() *policy.Recorder { return n.record }
+
+func (n egressNetwork) Traffic() (sent, received uint64) {
+	s := n.sw.Stats()
+	return s.Sent, s.Received
+}
 
 func (n *network) Plug(_ context.Context, name string, _ supervise.NetSpec) (supervise.Plugged, error) {
 	p, err := n.sw.AddPort(netsw.PortConfig{Name: name, Hostname: name})

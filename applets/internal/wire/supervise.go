@@ -16,6 +16,7 @@ import (
 	"virtkit/core/conf"
 	"virtkit/core/logx"
 	"virtkit/core/machine"
+	"virtkit/core/policy"
 	"virtkit/core/supervise"
 	"virtkit/netsw"
 	"virtkit/vmm/boot"
@@ -141,15 +142,33 @@ func (h *Host) newNetwork(s supervise.Spec) (supervise.Network, error) {
 			return nil, fmt.Errorf("reading [net] subnet: %w", err)
 		}
 	}
-	sw, err := netsw.New(netsw.Config{
+	cfg := netsw.Config{
 		Subnet: subnet, PcapPath: h.Env.Getenv("VIRTKIT_PCAP"),
 		Upstreams: ups, HostLoopback: s.Net.HostLoopback, HostPorts: s.Net.Loopback,
 		Log: h.Log.With(logx.Comp, "netsw"),
-	})
+	}
+	e := engine(s)
+	if e != nil {
+		cfg.Policy = e
+	}
+	sw, err := netsw.New(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("making the guest's network: %w", err)
 	}
-	return &network{sw}, nil
+	if e == nil {
+		return &network{sw: sw}, nil
+	}
+	return egressNetwork{&network{sw: sw, record: e.Recorder()}}, nil
+}
+
+// engine is what decides on a guest's switch; nil where all is allowed.
+func engine(s supervise.Spec) *policy.Engine {
+	e := s.Net.Egress
+	if e == nil {
+		return nil
+	}
+	// The job's own port is named as it is plugged: by the host name.
+	return policy.NewEngine(policy.EngineConfig{Policy: &e.Policy, JobPort: s.Hostname, Strict: e.StrictNames})
 }
 
 // resolvers are [net] dns as addresses; nil leaves the choice to netsw.

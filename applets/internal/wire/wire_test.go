@@ -37,7 +37,7 @@ func TestPluggedPortHandsItsLinkOutOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &network{sw}
+	n := &network{sw: sw}
 	defer n.Close()
 	p, err := n.Plug(t.Context(), "guest", supervise.NetSpec{})
 	if err != nil {
@@ -66,7 +66,7 @@ func TestPublishAndBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &network{sw}
+	n := &network{sw: sw}
 	defer n.Close()
 	p, err := n.Plug(t.Context(), "guest", supervise.NetSpec{})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"virtkit/core/guestwire"
+	"virtkit/core/policy"
 	"virtkit/core/supervise"
 )
 
@@ -20,7 +21,23 @@ type Network struct {
 	plugs  int
 	open   []supervise.Publish
 	closed bool
+	record *policy.Recorder
 }
+
+var _ supervise.EgressNetwork = (*Network)(nil)
+
+// Recorder is what a test records with in the switch's place.
+func (n *Network) Recorder() *policy.Recorder {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.record == nil {
+		n.record = policy.NewRecorder(policy.Run)
+	}
+	return n.record
+}
+
+// Traffic is always the same.
+func (n *Network) Traffic() (sent, received uint64) { return 7, 11 }
 
 // Plug gives a port.
 func (n *Network) Plug(context.Context, string, supervise.NetSpec) (supervise.Plugged, error) {
