@@ -11,8 +11,9 @@ import (
 // Network is the switch of one job. The supervisor makes it before the guest
 // boots and closes it after the guest's end; applets adapt netsw to it.
 type Network interface {
-	// Plug gives a guest its port. name is what the others on the switch may
-	// call it. ctx bounds the call alone.
+	// Plug gives a guest its port, called name. The others on the switch may
+	// call the guest s.Names, or name when that is nil. ctx bounds the call
+	// alone.
 	Plug(ctx context.Context, name string, s NetSpec) (Plugged, error)
 	// Close ends the switch, its flows and its listeners.
 	Close() error
@@ -46,6 +47,8 @@ type Plugged interface {
 	Unpublish(p Publish) error
 	// Stats counts since Plug.
 	Stats() NetStats
+	// Unplug takes the port and its names off the switch.
+	Unplug()
 }
 
 // NetStats counts a port's traffic, seen from the guest.

@@ -18,6 +18,7 @@
 //	egress.json   what the guests reached and were refused (EgressRecord), when Spec.Net.Egress is set
 //	upper.img     the guest's writable layer
 //	vmm/          the driver's own files
+//	services/     one directory like this one for each of Spec.Services
 package supervise
 
 import "time"
@@ -58,7 +59,37 @@ type Spec struct {
 	Accel     string        `json:"accel,omitempty"`   // auto|kvm|tcg
 
 	NoTemplate bool `json:"no_template,omitempty"` // boot; use no template and make none
+
+	// Services are guests of their own on this guest's switch. They start with
+	// it and end with it; services.go tells how.
+	Services []Service `json:"services,omitempty"`
+	// ServiceExec says what the guest's `vk-agent exec --service` may do.
+	ServiceExec ServiceExec `json:"service_exec,omitempty"`
 }
+
+// Service is a sibling of a guest.
+type Service struct {
+	// Spec is its guest. ID is the name of its directory below services/ and of
+	// its port on the switch, and differs from the guest's hostname; Net.Names
+	// is what the other guests may call it; Command is what it runs and ends
+	// with. The supervisor fills in Kind, Net.Mode, Owner and Keep.
+	Spec Spec `json:"spec"`
+	// Ports are the TCP ports that it is to accept connections on before the
+	// guest counts as running; Wait bounds that, from the start of its command
+	// (SlowWait times as long under emulation). None, or Wait 0: no wait.
+	Ports []int         `json:"ports,omitempty"`
+	Wait  time.Duration `json:"wait,omitempty"`
+}
+
+// ServiceExec says whether a guest may run commands in its services.
+type ServiceExec string
+
+// The values of ServiceExec.
+const (
+	ServiceExecNone    ServiceExec = ""        // it has none
+	ServiceExecOn      ServiceExec = "on"      //
+	ServiceExecRefused ServiceExec = "refused" // the host's configuration says no
+)
 
 // Image is the root the guest runs.
 type Image struct {
@@ -71,7 +102,8 @@ type Image struct {
 
 // NetSpec is the guest's network.
 type NetSpec struct {
-	Mode         string    `json:"mode"`                    // "switch" or "none"
+	Mode         string    `json:"mode"`                    // "switch", "none", or of a service "port"
+	Names        []string  `json:"names,omitempty"`         // what the other guests on the switch may call it; nil = its hostname
 	HostLoopback bool      `json:"host_loopback,omitempty"` // gateway's address reaches the host's 127.0.0.1
 	Loopback     []int     `json:"loopback,omitempty"`      // guest's 127.0.0.1:port passed on to the host's
 	Publish      []Publish `json:"publish,omitempty"`
@@ -158,6 +190,21 @@ type State struct {
 	BootMS   int64     `json:"boot_ms"`
 	Steps    []Step    `json:"steps,omitempty"`
 	Exit     *Exit     `json:"exit,omitempty"` // once ended
+
+	Services []ServiceState `json:"services,omitempty"`
+}
+
+// ServiceState is what a supervisor tells of one of its services.
+type ServiceState struct {
+	Name   string        `json:"name"` // its Spec.ID
+	Phase  Phase         `json:"phase"`
+	Addr   string        `json:"addr,omitempty"`
+	Start  time.Duration `json:"start,omitempty"`  // until its command was started
+	Ready  time.Duration `json:"ready,omitempty"`  // from then until all of its ports accepted
+	Waited bool          `json:"waited,omitempty"` // the wait for its ports is over
+	Closed []int         `json:"closed,omitempty"` // those that did not accept within Limit
+	Limit  time.Duration `json:"limit,omitempty"`  // how long they were waited for
+	Exit   *Exit         `json:"exit,omitempty"`   // once ended
 }
 
 // Step is one timed step of the start, for the trace.

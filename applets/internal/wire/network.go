@@ -37,8 +37,12 @@ func (n egressNetwork) Traffic() (sent, received uint64) {
 	return s.Sent, s.Received
 }
 
-func (n *network) Plug(_ context.Context, name string, _ supervise.NetSpec) (supervise.Plugged, error) {
-	p, err := n.sw.AddPort(netsw.PortConfig{Name: name, Hostname: name})
+func (n *network) Plug(_ context.Context, name string, s supervise.NetSpec) (supervise.Plugged, error) {
+	names := s.Names
+	if names == nil {
+		names = []string{name}
+	}
+	p, err := n.sw.AddPort(netsw.PortConfig{Name: name, Aliases: names})
 	if err != nil {
 		return nil, fmt.Errorf("plugging %s: %w", name, err)
 	}
@@ -120,6 +124,8 @@ func (p *plugged) Unpublish(pub supervise.Publish) error {
 	}
 	return closer.Close()
 }
+
+func (p *plugged) Unplug() { p.port.Remove() }
 
 func (p *plugged) Stats() supervise.NetStats {
 	s := p.port.Stats()

@@ -112,3 +112,5 @@ func (p *port) Unpublish(pub supervise.Publish) error {
 }
 
 func (p *port) Stats() supervise.NetStats { return supervise.NetStats{} }
+
+func (p *port) Unplug() {}
