@@ -25,9 +25,6 @@ const (
 	bufMax     = 2 << 20
 )
 
-// maxInFlight is how many connections of all guests may be being set up.
-const maxInFlight = 1024
-
 const nic = 1
 
 // gateway is the TCP/IP stack that stands for the whole outside: it takes
@@ -42,13 +39,19 @@ type gateway struct {
 	udpFwd *udp.Forwarder
 
 	mu   sync.Mutex
-	syns map[stack.TransportEndpointID]uint32 // first sequence number of connections being set up
+	syns map[stack.TransportEndpointID]syn // connections being set up
 
 	resolver *resolver
 }
 
+// syn is a connection being set up.
+type syn struct {
+	p   *Port
+	seq uint32 // its first sequence number: an ICMP error must quote it to be believed
+}
+
 func newGateway(s *Switch) (*gateway, error) {
-	g := &gateway{sw: s, syns: make(map[stack.TransportEndpointID]uint32)}
+	g := &gateway{sw: s, syns: make(map[stack.TransportEndpointID]syn)}
 	g.link = &linkEndpoint{sw: s}
 	g.st = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},

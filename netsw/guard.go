@@ -78,7 +78,7 @@ func (g *hostGuard) check(dst netip.AddrPort) policy.Verdict {
 		return refuse("the host's addresses cannot be read: " + err.Error())
 	}
 	if own {
-		return refuse("an address of the host")
+		return refuse(ownAddress)
 	}
 	return policy.Verdict{Allow: true}
 }
@@ -90,6 +90,9 @@ func (g *hostGuard) target(dst netip.AddrPort) netip.AddrPort {
 	}
 	return dst
 }
+
+// ownAddress is the reason that a connection which local found out is refused for.
+const ownAddress = "an address of the host"
 
 // local tells a connection that ended up on the host itself although its
 // address was not known to be the host's: the kernel talks to an own address

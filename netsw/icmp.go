@@ -49,6 +49,8 @@ func (f *pingFlow) abort() { f.once.Do(func() { f.conn.Close() }) }
 const (
 	pingIdle = 10 * time.Second
 	pingMax  = 256 // open at once, of all guests
+
+	pingMaxPort = 64 // of one
 )
 
 // echo sends one request on.
@@ -63,13 +65,19 @@ func (pg *pinger) echo(p *Port, ip *frame.IPv4, m frame.ICMP) {
 			p.unreachable(frame.CodeProhibited, ip)
 			return
 		}
-		if pg.open.Load() >= pingMax {
+		if pg.open.Load() >= pingMax || p.pinging.Load() >= pingMaxPort {
 			p.c.drop(DropLimit)
 			return
 		}
 		conn, err := dialPing(p.sw.guard.target(dst).Addr())
 		if err != nil {
 			pg.fail(p, ip, err)
+			return
+		}
+		if p.sw.guard.local(dst, conn) {
+			conn.Close()
+			p.deny(policy.ICMP, dst, ownAddress)
+			p.unreachable(frame.CodeProhibited, ip)
 			return
 		}
 		f = &pingFlow{key: key, conn: conn}
@@ -80,6 +88,7 @@ func (pg *pinger) echo(p *Port, ip *frame.IPv4, m frame.ICMP) {
 		pg.flows[key] = f
 		pg.mu.Unlock()
 		pg.open.Add(1)
+		p.pinging.Add(1)
 		if !p.track(f) || !p.sw.run(func() { pg.replies(f) }) {
 			p.c.drop(DropLimit)
 			pg.end(f)
@@ -147,6 +156,7 @@ func (pg *pinger) end(f *pingFlow) {
 	f.abort()
 	f.key.p.untrack(f)
 	pg.open.Add(-1)
+	f.key.p.pinging.Add(-1)
 }
 
 func dialPing(a netip.Addr) (net.Conn, error) {

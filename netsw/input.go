@@ -219,6 +219,12 @@ func (p *Port) admit(proto policy.Proto, dst netip.AddrPort) bool {
 	return v.Allow
 }
 
+// deny refuses a flow that had been admitted, on the switch's own account.
+func (p *Port) deny(proto policy.Proto, dst netip.AddrPort, reason string) {
+	p.c.drop(DropDenied)
+	p.sw.refused(policy.Flow{Port: p.name, Proto: proto, Dst: dst}, refuse(reason))
+}
+
 // addrOf converts from the stack's address.
 func addrOf(b []byte, port uint16) netip.AddrPort {
 	a, _ := netip.AddrFromSlice(b)

@@ -29,8 +29,11 @@ type Port struct {
 	ip   frame.IP
 	c    counters
 
-	link   atomic.Pointer[link] // nil = unplugged
-	asking atomic.Int64         // open DNS questions
+	link atomic.Pointer[link] // nil = unplugged
+
+	asking     atomic.Int64 // open DNS questions
+	connecting atomic.Int64 // TCP connections being set up
+	pinging    atomic.Int64 // running pings
 
 	mu       sync.Mutex
 	file     *os.File // the guest's end of the link, until it is taken

@@ -132,15 +132,18 @@ func (pub *published) connectTCP(c *net.TCPConn) {
 		return
 	}
 	defer pub.p.untrack(f)
+	if !pub.sw.sockets.take() {
+		pub.p.c.drop(DropLimit)
+		reset(c)
+		return
+	}
+	defer pub.sw.sockets.release()
 	ep, err := pub.sw.gw.dialTCP(ctx, pub.guest, &f.wq)
 	if err != nil {
 		pub.sw.log.Debug("connecting to a published port", logx.VM, pub.p.name, "dst", pub.guest.String(), logx.Err, err)
 		reset(c)
 		return
 	}
-	pub.p.c.flows.Add(1)
-	pub.p.c.openFlows.Add(1)
-	defer pub.p.c.openFlows.Add(-1)
 	if f.attach(c, ep) {
 		f.pump()
 	}

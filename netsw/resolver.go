@@ -112,15 +112,12 @@ func (a asker) Forwarded(sent, received int) {
 }
 
 func (a asker) Answered(ans dnsd.Answer) {
-	if o, ok := a.p.sw.policy.(policy.Opener); ok {
+	if o := a.p.sw.opener; o != nil {
 		o.Opened(a.p.name, ans.Names, ans.Addrs, ans.TTL)
 	}
 }
 
-func (a asker) WantsAnswers() bool {
-	_, ok := a.p.sw.policy.(policy.Opener)
-	return ok
-}
+func (a asker) WantsAnswers() bool { return a.p.sw.opener != nil }
 
 // readResolvConf takes the host's resolvers and, unless configured, its search
 // list. As the C library does, it takes 127.0.0.1 when there are none.

@@ -29,8 +29,13 @@ type Switch struct {
 	dns    []netip.AddrPort
 	search []string
 	policy policy.Decider
-	guard  *hostGuard
-	pcap   *pcap.Writer // nil = off
+	// What the policy is besides; nil where it is not.
+	opener     policy.Opener
+	witness    policy.Witness
+	asker      policy.Asker
+	questioner policy.Questioner
+	guard      *hostGuard
+	pcap       *pcap.Writer // nil = off
 
 	pcapFile *os.File // when the capture is ours to close
 
@@ -45,6 +50,10 @@ type Switch struct {
 	wg     sync.WaitGroup // every goroutine of the switch
 	gw     *gateway
 	pinger pinger
+
+	sockets   *sockets
+	openFlows atomic.Int64
+	warned    sometimes // of what guests' flows fail for
 }
 
 // table says who is where. It is never changed once stored.
@@ -67,6 +76,11 @@ func New(cfg Config) (*Switch, error) {
 	if s.policy == nil {
 		s.policy = policy.AllowAll{}
 	}
+	s.opener, _ = s.policy.(policy.Opener)
+	s.witness, _ = s.policy.(policy.Witness)
+	s.asker, _ = s.policy.(policy.Asker)
+	s.questioner, _ = s.policy.(policy.Questioner)
+	s.sockets = newSockets()
 	if s.cfg.DialTimeout <= 0 {
 		s.cfg.DialTimeout = 2 * time.Minute
 	}
@@ -106,7 +120,7 @@ func New(cfg Config) (*Switch, error) {
 		s.cancel()
 		return nil, errors.Join(err, s.closeCapture())
 	}
-	s.log.Debug("switch made; IPv6 is off", "subnet", s.subnet.String(), "resolvers", fmt.Sprint(s.dns))
+	s.log.Info("switch made; IPv6 is off", "subnet", s.subnet.String(), "resolvers", fmt.Sprint(s.dns))
 	return s, nil
 }
 
@@ -258,8 +272,16 @@ func (s *Switch) run(f func()) bool {
 func (s *Switch) decide(f policy.Flow) policy.Verdict {
 	if f.Proto != policy.DNS {
 		if v := s.guard.check(f.Dst); !v.Allow {
+			s.refused(f, v)
 			return v
 		}
 	}
 	return s.policy.Decide(f)
+}
+
+// refused tells the policy what was refused without asking it.
+func (s *Switch) refused(f policy.Flow, v policy.Verdict) {
+	if s.witness != nil {
+		s.witness.Denied(f, v)
+	}
 }

@@ -29,18 +29,20 @@ func (g *gateway) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 	if len(h) < header.TCPMinimumSize || h.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) != header.TCPFlagSyn {
 		return false // the stack answers with a reset
 	}
+	p := g.port(id.RemoteAddress)
+	if p == nil {
+		return true
+	}
 	g.mu.Lock()
 	_, known := g.syns[id]
 	if !known {
-		if len(g.syns) >= maxInFlight {
+		if len(g.syns) >= maxInFlight || p.connecting.Load() >= maxConnecting {
 			g.mu.Unlock()
-			if p := g.port(id.RemoteAddress); p != nil {
-				p.c.drop(DropLimit)
-			}
+			p.c.drop(DropLimit)
 			return true // dropped: the guest tries again
 		}
-		// Kept because an ICMP error must quote it to be believed.
-		g.syns[id] = h.SequenceNumber()
+		g.syns[id] = syn{p, h.SequenceNumber()}
+		p.connecting.Add(1)
 	}
 	g.mu.Unlock()
 	ok := g.tcpFwd.HandlePacket(id, pkt)
@@ -53,9 +55,12 @@ func (g *gateway) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 func (g *gateway) takeSyn(id stack.TransportEndpointID) uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	seq := g.syns[id]
-	delete(g.syns, id)
-	return seq
+	s, ok := g.syns[id]
+	if ok {
+		delete(g.syns, id)
+		s.p.connecting.Add(-1)
+	}
+	return s.seq
 }
 
 // forwardTCP sets up one connection, in a goroutine of the stack's.
@@ -93,6 +98,12 @@ func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
 		return
 	}
 	defer p.untrack(f)
+	if !g.sw.sockets.take() {
+		p.c.drop(DropLimit)
+		finish(true)
+		return
+	}
+	defer g.sw.sockets.release()
 
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp4", g.sw.guard.target(dst).String())
@@ -102,7 +113,7 @@ func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
 	}
 	conn := c.(*net.TCPConn)
 	if g.sw.guard.local(dst, conn) {
-		p.c.drop(DropDenied)
+		p.deny(policy.TCP, dst, ownAddress)
 		conn.Close()
 		finish(true)
 		return
@@ -118,13 +129,9 @@ func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
 		reset(conn)
 		return
 	}
-	p.c.flows.Add(1)
-	p.c.openFlows.Add(1)
-	defer p.c.openFlows.Add(-1)
-	if !f.attach(conn, ep) {
-		return
+	if f.attach(conn, ep) {
+		f.pump()
 	}
-	f.pump()
 }
 
 // refuseTCP passes on why the outside could not be reached.
@@ -144,7 +151,9 @@ func (g *gateway) refuseTCP(p *Port, dst netip.AddrPort, id stack.TransportEndpo
 		finish(false) // silence outside is silence inside
 		return
 	default: // such as no descriptors left: ours
-		g.sw.log.Warn("connecting for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
+		if g.sw.warned.now() {
+			g.sw.log.Warn("connecting for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
+		}
 		finish(true)
 		return
 	}
@@ -169,6 +178,8 @@ type tcpFlow struct {
 	ep      tcpip.Endpoint // nil until the guest's handshake is over
 	giveUp  func()         // ends that handshake, if it began
 	aborted bool
+
+	share int64 // of memory each way; see share
 }
 
 // shaking is said before the handshake with the guest, which ends in attach.
@@ -225,6 +236,12 @@ func reset(c *net.TCPConn) {
 // long as both ends keep it; the host's keepalive finds a dead outside, and a
 // guest that goes away ends its flows by its port.
 func (f *tcpFlow) pump() {
+	f.p.c.flows.Add(1)
+	f.p.c.openFlows.Add(1)
+	defer f.p.c.openFlows.Add(-1)
+	f.share = share(f.p.sw.openFlows.Add(1))
+	defer f.p.sw.openFlows.Add(-1)
+	restrict(f.ep, f.share)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -295,12 +312,20 @@ const segment = MTU - 20 - 32
 
 var copyPool = sync.Pool{New: func() any { b := make([]byte, 2*segment); return &b }}
 
+// smallPool is for connections of which there are many: each may keep its
+// buffer for as long as its guest does not read.
+var smallPool = sync.Pool{New: func() any { b := make([]byte, leastBytes); return &b }}
+
 // inward copies from the outside to the guest.
 func (f *tcpFlow) inward() error {
 	entry, ch := waiter.NewChannelEntry(waiter.WritableEvents | waiter.EventErr | waiter.EventHUp)
 	f.wq.EventRegister(&entry)
 	defer f.wq.EventUnregister(&entry)
-	r, err := newTryReader(f.conn, &copyPool)
+	pool := &copyPool
+	if f.share != 0 && f.share < goodBytes {
+		pool = &smallPool
+	}
+	r, err := newTryReader(f.conn, pool)
 	if err != nil {
 		return err
 	}

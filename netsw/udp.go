@@ -40,7 +40,14 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		quote(frame.CodeProhibited)
 		return true
 	}
+	if !g.sw.sockets.take() {
+		p.c.drop(DropLimit)
+		return true
+	}
 	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(g.sw.guard.target(dst)))
+	if err != nil {
+		g.sw.sockets.release()
+	}
 	switch {
 	case errors.Is(err, syscall.ENETUNREACH):
 		quote(frame.CodeNet)
@@ -52,12 +59,15 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		quote(frame.CodeProhibited)
 		return true
 	case err != nil:
-		g.sw.log.Warn("opening a UDP socket for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
+		if g.sw.warned.now() {
+			g.sw.log.Warn("opening a UDP socket for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
+		}
 		return true
 	}
 	if g.sw.guard.local(dst, conn) {
 		conn.Close()
-		p.c.drop(DropDenied)
+		g.sw.sockets.release()
+		p.deny(policy.UDP, dst, ownAddress)
 		quote(frame.CodeProhibited)
 		return true
 	}
@@ -71,6 +81,7 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 	ep, terr := udp.NewForwarderRequest(g.st, id, clone).CreateEndpoint(&s.wq)
 	if terr != nil { // another datagram of the same session was first; this one is lost
 		conn.Close()
+		g.sw.sockets.release()
 		p.c.drop(DropQueueFull)
 		return true
 	}
@@ -103,6 +114,7 @@ func (s *session) abort() {
 	s.once.Do(func() {
 		s.conn.Close()
 		s.ep.Close()
+		s.p.sw.sockets.release()
 	})
 }
 
