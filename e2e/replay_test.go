@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -90,10 +91,12 @@ func ready(t *testing.T, s *runnerside.Session, j *customdriver.Job) {
 	if err != nil || res.Exit != 0 {
 		t.Fatalf("prepare: %d %v\n%s%s", res.Exit, err, res.Stdout, res.Stderr)
 	}
-	if !strings.Contains(string(res.Stdout), "virtkit: booted in") {
+	if !started.MatchString(string(res.Stdout)) {
 		t.Errorf("prepare does not tell its times:\n%s", res.Stdout)
 	}
 }
+
+var started = regexp.MustCompile(`(?m)^virtkit: (booted|restored from a booted template) in [0-9.]+m?s: \d CPU`)
 
 // same compares a stage's output with the recorded trace.
 func same(t *testing.T, j *customdriver.Job, res runnerside.Result, want customdriver.Output) {

@@ -63,7 +63,11 @@ func (r *Runner) stepDone(j *job, name string, took time.Duration) {
 	case "image":
 		r.say("image %s (%s%s) in %s", j.wanted.Image, shortDigest(j.image.Root.Digest), prefixed(", ", j.image.From), seconds(took))
 	case "boot":
-		r.say("booted in %s: %d %s, %s memory%s%s", seconds(took), j.spec.CPUs, plural(j.spec.CPUs, "CPU"),
+		how := "booted"
+		if j.state.Restored {
+			how = "restored from a booted template"
+		}
+		r.say("%s in %s: %d %s, %s memory%s%s", how, seconds(took), j.spec.CPUs, plural(j.spec.CPUs, "CPU"),
 			execdrv.MiBText(j.spec.MemMiB), prefixed(", kernel ", j.state.Kernel), prefixed(", ", j.state.Accel))
 	}
 }

@@ -18,8 +18,9 @@ import (
 type Templates interface {
 	// Get opens a state; fs.ErrNotExist when there is none.
 	Get(key string) (*os.File, error)
-	// Make keeps what write writes, all or nothing.
-	Make(ctx context.Context, key string, write func(context.Context, *os.File) error) error
+	// Make keeps what write writes, all or nothing. It does not wait for a
+	// process that makes one already: kept is false then, and write not called.
+	Make(ctx context.Context, key string, write func(context.Context, *os.File) error) (kept bool, err error)
 	// Drop removes a state that is no good.
 	Drop(key string) error
 }
@@ -75,7 +76,7 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 	}
 	ctx, cancel := g.with(ctx)
 	defer cancel()
-	err := s.d.Templates.Make(ctx, g.from.key, func(ctx context.Context, f *os.File) error {
+	kept, err := s.d.Templates.Make(ctx, g.from.key, func(ctx context.Context, f *os.File) error {
 		// Frames on their way are in no state. A pong comes after all that was
 		// sent before the ping has been taken in.
 		if _, err := g.ch.session().Ping(); err != nil {
@@ -87,7 +88,7 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 	})
 	switch {
 	case err == nil:
-		s.log.Debug("kept as a template", "key", g.from.key)
+		s.log.Info("template of the guest", "key", g.from.key, "kept", kept)
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	default:
@@ -102,6 +103,7 @@ func (s *supervisor) giveUpTemplate(o origin, err error) {
 	s.noRestore = true
 	s.log.Warn("a guest from a template did not start; booting it", "key", o.key, logx.Err, err)
 	s.board.stage("booting: the guest's template is no good")
+	fmt.Fprintf(s.console, "[template %s is no good: booting]\n", o.key)
 	if err := s.d.Templates.Drop(o.key); err != nil {
 		s.log.Warn("removing the template", "key", o.key, logx.Err, err)
 	}

@@ -21,6 +21,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"virtkit/core/fsx"
 )
 
@@ -61,34 +63,43 @@ func (s *Store) Get(key string) (*os.File, error) {
 	return f, nil
 }
 
-// ErrBusy is returned by Make while another process makes a template.
-var ErrBusy = errors.New("template: another process makes one")
+// spare is the free space, in bytes, below which no template is made: jobs need
+// it more.
+const spare = 1 << 30
 
-// Make writes the template of key, all or nothing. It is no error when there
-// is one already.
-func (s *Store) Make(ctx context.Context, key string, write func(context.Context, *os.File) error) (err error) {
+// Make writes the template of key, all or nothing, and reports whether it wrote
+// one. It does not when there is one already, or when another process is making
+// one, for which it does not wait.
+func (s *Store) Make(ctx context.Context, key string, write func(context.Context, *os.File) error) (made bool, err error) {
 	// One at a time on a host: the first guests of a burst would else all
 	// write the same 60 MB.
 	lock, err := fsx.TryLock(filepath.Join(s.dir, lockFile), false)
 	if errors.Is(err, fsx.ErrLocked) {
-		return ErrBusy
+		return false, nil
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer lock.Close()
 	if _, err := os.Lstat(s.path(key)); err == nil {
-		return nil
+		return false, nil
 	}
 	if _, err := s.sweepNew(false); err != nil {
-		return err
+		return false, err
 	}
 	if err := s.thin(Most - 1); err != nil {
-		return err
+		return false, err
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(s.dir, &fs); err != nil {
+		return false, fmt.Errorf("looking at the free space of %s: %w", s.dir, err)
+	}
+	if free := int64(fs.Bavail) * fs.Bsize; free < spare {
+		return false, fmt.Errorf("only %d MiB are free in %s: a template is kept where 1024 are", free>>20, s.dir)
 	}
 	f, err := os.CreateTemp(s.dir, newPrefix+"*"+newSuffix)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer f.Close()
 	defer func() {
@@ -97,17 +108,17 @@ func (s *Store) Make(ctx context.Context, key string, write func(context.Context
 		}
 	}()
 	if err := write(ctx, f); err != nil {
-		return err
+		return false, err
 	}
 	// Without the file's own fsync a power cut could leave a name without its
 	// bytes, and a guest that hangs on them.
 	if err := f.Sync(); err != nil {
-		return err
+		return false, err
 	}
 	if err := os.Rename(f.Name(), s.path(key)); err != nil {
-		return err
+		return false, err
 	}
-	return fsx.SyncDir(s.dir)
+	return true, fsx.SyncDir(s.dir)
 }
 
 // Drop removes the template of key; a guest that reads it still can.

@@ -56,6 +56,12 @@ func (f *Fake) Boot(ctx context.Context, s machine.Spec) (machine.Machine, error
 	if s.NIC != nil && s.NIC.File != nil {
 		defer s.NIC.File.Close() // taken over; a fake has no use for it
 	}
+	booted := false
+	defer func() {
+		if s.Restore != nil && !booted {
+			s.Restore.Close()
+		}
+	}()
 	switch {
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("booting %s: %w", s.Name, context.Cause(ctx))
@@ -77,13 +83,21 @@ func (f *Fake) Boot(ctx context.Context, s machine.Spec) (machine.Machine, error
 	f.mu.Lock()
 	f.guests = append(f.guests, g)
 	f.mu.Unlock()
+	booted = true
 	go f.life(g)
 	return &fakeMachine{g}, nil
 }
 
 func (f *Fake) life(g *Guest) {
-	fmt.Fprint(consoleOf{g}, f.BootConsole)
-	if f.BootDelay > 0 {
+	if g.Spec.Restore != nil {
+		if err := g.restore(); err != nil {
+			g.Crash(err.Error())
+			return
+		}
+	} else {
+		fmt.Fprint(consoleOf{g}, f.BootConsole)
+	}
+	if f.BootDelay > 0 && g.Spec.Restore == nil {
 		select {
 		case <-time.After(f.BootDelay):
 		case <-g.over:
@@ -115,6 +129,7 @@ type Guest struct {
 	cond   *sync.Cond
 	paused bool
 	ended  bool
+	memory string // of MiniAgent: the state that Save saves
 	exit   machine.Exit
 
 	consoleMu sync.Mutex

@@ -13,6 +13,7 @@ import (
 //
 //	echo TEXT   answers the line
 //	say TEXT    writes TEXT to the console, answers "said"
+//	keep WORD   remembers WORD, answers "kept"; recall answers the word
 //	flood N     writes N KiB to the console, answers "flooded"
 //	dump N      writes N bytes and powers off
 //	poweroff, reboot, panic
@@ -33,6 +34,11 @@ func MiniAgent(g *Guest) {
 		case "say":
 			fmt.Fprintf(g.Console(), "%s\r\n", arg)
 			fmt.Fprintln(g.Control, "said")
+		case "keep":
+			g.setWord(arg)
+			fmt.Fprintln(g.Control, "kept")
+		case "recall":
+			fmt.Fprintln(g.Control, g.word())
 		case "flood":
 			g.Flood(int64(n) << 10)
 			fmt.Fprintln(g.Control, "flooded")
@@ -55,4 +61,16 @@ func MiniAgent(g *Guest) {
 			fmt.Fprintf(g.Control, "unknown %q\n", cmd)
 		}
 	}
+}
+
+func (g *Guest) setWord(w string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.memory = w
+}
+
+func (g *Guest) word() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.memory
 }

@@ -2,6 +2,7 @@ package vmmtest
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,7 @@ func RunSuite(t *testing.T, f Factory) {
 		{"Reboot", testReboot}, {"Panic", testPanic}, {"LastWords", testLastWords},
 		{"Kill", testKill}, {"KillDuringBoot", testKillDuringBoot}, {"Hang", testHang},
 		{"PauseContinue", testPause}, {"Crash", testCrash}, {"Flood", testFlood},
-		{"DeafOwner", testDeafOwner}, {"Cancelled", testCancelled}, {"BadSpec", testBadSpec}, {"Many", testMany},
+		{"DeafOwner", testDeafOwner}, {"Cancelled", testCancelled}, {"BadSpec", testBadSpec}, {"SaveRestore", testSaveRestore}, {"BadState", testBadState}, {"Many", testMany},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.run(t, &trial{t: t, f: f}) })
 	}
@@ -341,6 +342,127 @@ func testBadSpec(t *testing.T, r *trial) {
 			m.Kill()
 			t.Errorf("%s: a guest booted", name)
 		}
+	}
+}
+
+// stateKey is the key of a guest like r's; the test ends for a driver that
+// cannot save any.
+func (r *trial) stateKey(s machine.Spec) string {
+	r.t.Helper()
+	d, ok := r.f.Driver.(machine.Restorer)
+	if !ok {
+		r.t.Skip("this driver saves no guests")
+	}
+	ctx, cancel := r.ctx()
+	defer cancel()
+	key, why, err := d.StateKey(ctx, s)
+	if err != nil || key == "" {
+		r.t.Fatalf("StateKey = %q, %q, %v", key, why, err)
+	}
+	return key
+}
+
+// save boots r's guest, gives it something to remember and saves it.
+func (r *trial) save(path string) {
+	r.t.Helper()
+	r.boot()
+	r.ask("keep this", "kept")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer f.Close()
+	ctx, cancel := r.ctx()
+	defer cancel()
+	if err := r.m.(machine.Saver).Save(ctx, f); err != nil {
+		r.t.Fatalf("Save: %v", err)
+	}
+}
+
+// restored is a trial of a guest that starts from the state.
+func (r *trial) restored(path string) *trial {
+	r.t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	other := &trial{t: r.t, f: r.f}
+	other.f.Spec.Restore = f
+	other.boot()
+	return other
+}
+
+func testSaveRestore(t *testing.T, r *trial) {
+	key := r.stateKey(r.spec())
+	bigger := r.spec()
+	bigger.MemMiB += 64
+	if k := r.stateKey(bigger); k == key {
+		t.Error("a guest with other memory has the same key")
+	}
+	renamed := r.spec()
+	renamed.Name = "renamed"
+	if k := r.stateKey(renamed); k != key {
+		t.Error("the key depends on the guest's name")
+	}
+	path := filepath.Join(t.TempDir(), "state")
+	r.save(path)
+	r.ask("keep that", "kept") // the saved one goes on
+	// Two at a time, and after the end of the one that was saved.
+	a, b := r.restored(path), r.restored(path)
+	a.ask("recall", "this")
+	b.ask("recall", "this")
+	r.ask("recall", "that")
+	r.tell("poweroff")
+	r.ends(machine.PowerOff)
+	a.ask("keep other", "kept")
+	b.ask("recall", "this")
+	a.ask("say hello", "said")
+	if !strings.Contains(a.console.String(), "hello") {
+		t.Errorf("console of a restored guest: %q", a.console.String())
+	}
+	a.tell("reboot")
+	a.ends(machine.Reboot)
+	b.tell("panic")
+	b.ends(machine.Panic)
+}
+
+// A state that is cut or of something else fails the boot, or soon ends the
+// guest, and not in peace.
+func testBadState(t *testing.T, r *trial) {
+	r.stateKey(r.spec())
+	path := filepath.Join(t.TempDir(), "state")
+	r.save(path)
+	r.m.Kill()
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, b := range map[string][]byte{"empty": nil, "cut": whole[:len(whole)*2/3], "rubbish": bytes.Repeat([]byte("rubbish "), 1000)} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "state")
+			if err := os.WriteFile(path, b, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			spec := r.spec()
+			if spec.Restore, err = os.Open(path); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := r.ctx()
+			defer cancel()
+			m, err := r.f.Driver.Boot(ctx, spec)
+			if err != nil {
+				if ctx.Err() != nil {
+					t.Errorf("Boot: %v", err)
+				}
+				return // told at once
+			}
+			defer m.Control().Close()
+			defer m.Kill()
+			x, err := m.Wait(ctx)
+			if err != nil || x.Reason != machine.Crashed || x.Detail == "" {
+				t.Errorf("exit = %+v, %v; want crashed, and why", x, err)
+			}
+		})
 	}
 }
 

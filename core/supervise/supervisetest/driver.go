@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -45,6 +47,12 @@ type Driver struct {
 	IgnoreShutdown bool
 	// BootErr fails Boot.
 	BootErr error
+	// Key is every guest's StateKey. A restored guest whose state is not one
+	// that Save wrote ends as BadState says, or without it never answers.
+	Key      string
+	BadState machine.Reason
+	// SaveErr fails Save, after half of the state.
+	SaveErr error
 
 	mu     sync.Mutex
 	guests []*Guest
@@ -92,6 +100,20 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 	boot := len(d.guests)
 	d.mu.Unlock()
 	g.agent.g = g
+	if s.Restore != nil {
+		b, err := io.ReadAll(s.Restore)
+		s.Restore.Close()
+		switch {
+		case err != nil:
+			return nil, err
+		case string(b) == stateOf(d.Key):
+			g.Restored = true
+			go g.agent.run(guest)
+		case d.BadState != "":
+			go g.End(d.BadState, "a state of another")
+		}
+		return g, nil
+	}
 	if boot > d.Stillborn {
 		fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n", s.Name, boot)
 		go g.agent.run(guest)
@@ -104,9 +126,29 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 	return g, nil
 }
 
+func stateOf(key string) string { return "state of " + key + ", all of it" }
+
+// StateKey implements machine.Restorer.
+func (d *Driver) StateKey(context.Context, machine.Spec) (key, why string, err error) {
+	return d.Key, "the fake has no key", nil
+}
+
+// Save implements machine.Saver.
+func (g *Guest) Save(_ context.Context, f *os.File) error {
+	s := stateOf(g.d.Key)
+	if g.d.SaveErr != nil {
+		s = s[:len(s)/2]
+	}
+	if _, err := f.WriteString(s); err != nil {
+		return err
+	}
+	return g.d.SaveErr
+}
+
 // Guest is one fake machine.
 type Guest struct {
-	Spec machine.Spec
+	Spec     machine.Spec
+	Restored bool // it began from a state
 
 	d     *Driver
 	host  net.Conn

@@ -83,22 +83,26 @@ func (b *bench) boot(ctx context.Context) error {
 	return nil
 }
 
-// bootPairs takes n guests of vk and n bare ones in turns and adds their rows.
-// words is the bare guest with the words that vk adds to the kernel's command
-// line; it is measured where n is 1.
+// bootPairs takes n guests of vk, from templates and booted, and n bare ones in
+// turns and adds their rows. words is the bare guest with the words that vk adds
+// to the kernel's command line; it is measured where n is 1.
 func (b *bench) bootPairs(ctx context.Context, cpus, n int, bare, words *floor.Floor) error {
-	vkRun := func(ctx context.Context) error {
-		_, _, err := timed(ctx, b.vk, "run", "--cpus", strconv.Itoa(cpus), "--mem", strconv.Itoa(memMiB)+"M", "local/default", "true")
-		return err
+	vkRun := func(templates string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, _, err := timed(ctx, "env", "VIRTKIT_TEMPLATES="+templates, b.vk, "run", "--cpus", strconv.Itoa(cpus), "--mem", strconv.Itoa(memMiB)+"M", "local/default", "true")
+			return err
+		}
 	}
-	runs := []func(context.Context) error{vkRun, runFloor(bare), runFloor(words)}
+	runs := []func(context.Context) error{vkRun("auto"), runFloor(bare), vkRun("off"), runFloor(words)}
 	if n > 1 {
-		runs = runs[:2]
+		runs = runs[:3]
 	}
-	if err := vkRun(ctx); err != nil { // warm every cache
-		return err
+	for range 2 { // warm every cache; the first leaves its template to the second
+		if err := runs[0](ctx); err != nil {
+			return err
+		}
 	}
-	wall, cpu := make([][]float64, 3), make([][]float64, 3)
+	wall, cpu := make([][]float64, len(runs)), make([][]float64, len(runs))
 	for range b.rounds {
 		for i, run := range runs {
 			w, c, err := together(ctx, n, run)
@@ -113,10 +117,15 @@ func (b *bench) bootPairs(ctx context.Context, cpus, n int, bare, words *floor.F
 		name = fmt.Sprintf("%d × %s at once", n, name)
 	}
 	peer := "floor: bare QEMU"
-	b.add("boot", name+", wall", "s", median(wall[0]), peer, median(wall[1]), 1.15)
-	b.addOver("boot", name+", host CPU each", "s", median(cpu[0]), peer, median(cpu[1]), 0.3)
+	for _, r := range []struct {
+		i   int
+		how string
+	}{{0, ""}, {2, ", without templates"}} {
+		b.add("boot", name+r.how+", wall", "s", median(wall[r.i]), peer, median(wall[1]), 1.15)
+		b.addOver("boot", name+r.how+", host CPU each", "s", median(cpu[r.i]), peer, median(cpu[1]), 0.3)
+	}
 	if n == 1 {
-		b.add("boot", name+", wall", "s", median(wall[0]), peer+" with vk's kernel words", median(wall[2]), 1.15)
+		b.add("boot", name+", without templates, wall", "s", median(wall[2]), peer+" with vk's kernel words", median(wall[3]), 1.15)
 	}
 	return nil
 }

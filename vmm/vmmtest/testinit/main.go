@@ -43,6 +43,9 @@ func main() {
 	}
 }
 
+// memory is what keep remembers.
+var memory string
+
 func obey(port *os.File, line string) {
 	cmd, arg, _ := strings.Cut(line, " ")
 	switch cmd {
@@ -51,6 +54,11 @@ func obey(port *os.File, line string) {
 	case "say":
 		fmt.Println(arg)
 		fmt.Fprintln(port, "said")
+	case "keep":
+		memory = arg
+		fmt.Fprintln(port, "kept")
+	case "recall":
+		fmt.Fprintln(port, memory)
 	case "flood": // KiB
 		n, _ := strconv.Atoi(arg)
 		chunk := bytes.Repeat([]byte("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcd\r\n"), 16)
