@@ -13,7 +13,9 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
+	"virtkit/applets/internal/wire"
 	"virtkit/core/supervise"
+	"virtkit/ledger"
 )
 
 type logsOptions struct {
@@ -37,17 +39,9 @@ func newLogs(a *app) *cli.Command {
 			cliutil.Bool(&o.exact, "exact", "print every byte as it came"),
 			cliutil.Bool(&o.command, "command", "print the output of a detached guest's command instead"),
 		},
-		Action: func(ctx context.Context, c *cli.Command) error {
-			h, err := a.host()
-			if err != nil {
-				return err
-			}
-			j, err := h.Jobs.Find(ctx, c.Args().First())
-			if err != nil {
-				return err
-			}
+		Action: a.withJob(func(ctx context.Context, _ *wire.Host, j ledger.Job) error {
 			return printLogs(ctx, a.env.Stdout, j.Dir, o, func() bool { return gone(j.Dir) })
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such guest"})
 }
 

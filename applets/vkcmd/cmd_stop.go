@@ -9,7 +9,9 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
+	"virtkit/applets/internal/wire"
 	"virtkit/core/supervise"
+	"virtkit/ledger"
 )
 
 func newStop(a *app) *cli.Command {
@@ -25,15 +27,7 @@ func newStop(a *app) *cli.Command {
 			cliutil.Duration(&grace, "grace", "time from SIGTERM to SIGKILL"),
 			cliutil.Bool(&kill, "kill", "end it at once, without asking the guest"),
 		},
-		Action: func(ctx context.Context, c *cli.Command) error {
-			h, err := a.host()
-			if err != nil {
-				return err
-			}
-			j, err := h.Jobs.Find(ctx, c.Args().First())
-			if err != nil {
-				return err
-			}
+		Action: a.withJob(func(ctx context.Context, h *wire.Host, j ledger.Job) error {
 			client, err := supervise.Dial(j.Dir)
 			if errors.Is(err, supervise.ErrSupervisorGone) {
 				if j.Keep {
@@ -53,7 +47,7 @@ func newStop(a *app) *cli.Command {
 				return fmt.Errorf("stopping %s: %w", j.Name, err)
 			}
 			return nil
-		},
+		}),
 	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such guest"})
 }
 

@@ -163,3 +163,19 @@ func (a *app) guest(ctx context.Context, name string) (*supervise.Client, ledger
 	}
 	return c, j, err
 }
+
+// withJob makes the action of a command about the guest that its first argument
+// names, running or not.
+func (a *app) withJob(f func(context.Context, *wire.Host, ledger.Job) error) cli.ActionFunc {
+	return func(ctx context.Context, c *cli.Command) error {
+		h, err := a.host()
+		if err != nil {
+			return err
+		}
+		j, err := h.Jobs.Find(ctx, c.Args().First())
+		if err != nil {
+			return err
+		}
+		return f(ctx, h, j)
+	}
+}
