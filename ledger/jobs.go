@@ -1,4 +1,5 @@
-// Package ledger is what one host remembers. Here: its job directories.
+// Package ledger is what one host remembers: its job directories (Jobs), and
+// what jobs reached (Egress).
 //
 // <state_dir>/jobs holds one directory a guest, named by its id ("run-" and
 // 8 hex digits, or GitLab's job id, "-" and a slug), whose files
@@ -35,7 +36,8 @@ import (
 
 // Jobs are the job directories of one state directory.
 type Jobs struct {
-	dir string
+	dir    string
+	egress *Egress // keeps what a removed directory had recorded
 }
 
 // Open returns the job directories below stateDir, which is made 0700 when
@@ -49,7 +51,7 @@ func Open(stateDir string) (*Jobs, error) {
 		return nil, fault.Newf(fault.System, "the state directory %s cannot be used", stateDir).
 			Hint("name another one: --state-dir, VIRTKIT_STATE_DIR, or state_dir in config.toml").Because(err)
 	}
-	return &Jobs{dir: dir}, nil
+	return &Jobs{dir: dir, egress: OpenEgress(filepath.Dir(dir))}, nil
 }
 
 // Dir is <state_dir>/jobs.
@@ -347,8 +349,9 @@ func (j *Jobs) Find(ctx context.Context, idOrName string) (Job, error) {
 	return Job{}, e.Hint("there are: %s", strings.Join(known, ", "))
 }
 
-// Remove kills what a dead job left and removes its directory. fault.Conflict
-// when its supervisor lives; no error when there is no such directory.
+// Remove kills what a dead job left and removes its directory, whose egress
+// record it keeps. fault.Conflict when its supervisor lives; no error when there
+// is no such directory; fault.Partial when it is gone, and the record too.
 func (j *Jobs) Remove(ctx context.Context, id string) error {
 	if !ValidName(id) {
 		return fault.Newf(fault.Usage, "%q is no guest's id", id)
@@ -377,5 +380,9 @@ func (j *Jobs) Remove(ctx context.Context, id string) error {
 	if _, err := supervise.KillLeftover(ctx, dir); err != nil {
 		return err
 	}
-	return supervise.RemoveJobDir(dir)
+	kept := j.egress.keepOf(dir)
+	if err := supervise.RemoveJobDir(dir); err != nil {
+		return err
+	}
+	return kept
 }

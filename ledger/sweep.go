@@ -149,6 +149,11 @@ func (j *Jobs) sweepJob(ctx context.Context, id string, o SweepOptions, w *Swept
 	if wanted(dir, fi, o) {
 		return
 	}
+	if !o.DryRun {
+		if err := j.egress.keepOf(dir); err != nil {
+			w.Problems = append(w.Problems, err)
+		}
+	}
 	j.remove(id, func() error { return supervise.RemoveJobDir(dir) }, o, w)
 }
 

@@ -42,6 +42,8 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 	return &runner.Runner{
 		Images:   &jobImages{h: h},
 		Machines: &jobMachines{h},
+		Hub:      h,
+		Sites:    h.Egress,
 		Set:      gitlabSettings(h),
 		Trace:    trace,
 		Parent:   parentProcess(),
@@ -73,6 +75,7 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
 		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
 		Upper: cf.VMM.Disk, Nested: vm.Nested, Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
+		Egress:    h.EgressSettings(),
 		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
 		Version: version.Version,
 	}
@@ -304,4 +307,8 @@ func (g *jobGuest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.S
 	res, err := g.g.Exec(ctx, r, guestclient.Stdio{In: s.In, Out: s.Out, Err: s.Err}, control)
 	ev := guestwire.ExecEvent{PID: res.PID, Exited: err == nil, Code: res.Code, Signal: res.Signal, OOM: res.OOM, Err: res.Err}
 	return ev, err
+}
+
+func (g *jobGuest) Egress(ctx context.Context, stage string) (supervise.EgressRecord, error) {
+	return g.c.Egress(ctx, stage)
 }

@@ -4,10 +4,10 @@ import (
 	"encoding/base64"
 	"errors"
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"virtkit/core/lazyre"
+	"virtkit/core/policy"
 )
 
 // The checks of single strings. Each error completes "is X, …" and says what
@@ -15,7 +15,6 @@ import (
 
 var (
 	hostLabel = lazyre.New(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
-	dnsLabel  = lazyre.New(`^[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?$`)
 	userName  = lazyre.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]*\$?(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?$`)
 	label     = lazyre.New(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 	repo      = lazyre.New(`^[A-Za-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]+)*$`)
@@ -80,44 +79,11 @@ func checkSubnet(s string) error {
 	return nil
 }
 
-// checkCIDR takes IPv4 CIDR or CIDR:port.
-func checkCIDR(s string) error {
-	cidr, port, has := strings.Cut(s, ":")
-	if n, err := strconv.ParseUint(port, 10, 16); has && (err != nil || n == 0) {
-		if p, err := netip.ParsePrefix(s); err == nil && p.Addr().Is6() {
-			return errors.New("expected IPv4; IPv6 is not supported")
-		}
-		return errors.New("expected an IPv4 network such as 10.0.0.0/8, or CIDR:port")
-	}
-	p, err := netip.ParsePrefix(cidr)
-	if err != nil || !p.Addr().Is4() {
-		if a, err := netip.ParseAddr(cidr); err == nil && a.Is4() {
-			return errors.New("expected a network: a single address is " + cidr + "/32")
-		}
-		return errors.New("expected an IPv4 network such as 10.0.0.0/8, or CIDR:port")
-	}
-	return nil
-}
+// checkCIDR takes an entry of an allow_ip list.
+func checkCIDR(s string) error { _, err := policy.ParseIP(s); return err }
 
-// checkSuffix takes a bare DNS suffix.
-func checkSuffix(s string) error {
-	switch {
-	case strings.Contains(s, "://"):
-		return errors.New("expected a DNS suffix such as example.com, not a URL")
-	case strings.ContainsAny(s, "*?"):
-		return errors.New("expected a DNS suffix such as example.com, which matches names below it too; not a pattern")
-	case strings.Contains(s, ":"):
-		return errors.New("expected a DNS suffix such as example.com, without a port")
-	case strings.HasSuffix(s, "."):
-		return errors.New("expected a DNS suffix such as example.com, without the final dot")
-	case len(s) > 253 || !allLabels(s, dnsLabel):
-		return errors.New("expected a DNS suffix such as example.com")
-	}
-	if _, err := netip.ParseAddr(s); err == nil {
-		return errors.New("expected a DNS suffix; addresses belong in allow_ip")
-	}
-	return nil
-}
+// checkSuffix takes an entry of an allow_name list.
+func checkSuffix(s string) error { _, err := policy.ParseName(s); return err }
 
 func checkKey(s string) error {
 	b, err := base64.StdEncoding.DecodeString(s)

@@ -19,6 +19,8 @@ package conf
 import (
 	"slices"
 	"time"
+
+	"virtkit/core/policy"
 )
 
 // Config is the effective configuration. Sizes are bytes. An empty string, a
@@ -167,8 +169,15 @@ type Egress struct {
 // RunEgress is [egress], with [egress.build] below it.
 type RunEgress struct {
 	Egress
-	DryRun bool
-	Build  Egress
+	DryRun      bool
+	StrictNames bool
+	Build       Egress
+}
+
+// Lists are the phase's lists as the policy takes them.
+func (e *Egress) Lists(p policy.Phase) policy.Lists {
+	l, _ := policy.ParseCap(p, e.AllowName, e.AllowIP, "", "") // every entry was checked as it was read
+	return l
 }
 
 // Node is [node]: this host as a member of a fleet.

@@ -135,12 +135,12 @@ func TestProblems(t *testing.T) {
 		{"[egress]\nallow_name.x = 1\n", `f:2:1: egress.allow_name: is a table, expected a list of strings such as ["a", "b"]`},
 		{"[[egress]]\nallow_name = []\n", `f:1:3: egress: is a list of tables, expected one table; did you mean [egress]?`},
 		{"executor = 3\n", `f:1:1: executor: is the number 3, expected a section: write [executor] above its keys`},
-		{"[egress]\nallow_name = [\"*.a.example\", 3, \"b.example.\"]\n", `f:2:15: egress.allow_name: entry 1 is "*.a.example", expected a DNS suffix such as example.com, which matches names below it too; not a pattern
+		{"[egress]\nallow_name = [\"*.a.example\", 3, \"b.example.\"]\n", `f:2:15: egress.allow_name: entry 1 is "*.a.example", a pattern: a suffix matches the names below it already (write a.example)
 f:2:30: egress.allow_name: entry 2 is the number 3, expected a string
-f:2:33: egress.allow_name: entry 3 is "b.example.", expected a DNS suffix such as example.com, without the final dot`},
-		{"[egress]\nallow_ip = [\"10.0.0.1\", \"2001:db8::/32\", \"10.0.0.0/8:0\"]\n", `f:2:13: egress.allow_ip: entry 1 is "10.0.0.1", expected a network: a single address is 10.0.0.1/32
-f:2:25: egress.allow_ip: entry 2 is "2001:db8::/32", expected IPv4; IPv6 is not supported
-f:2:42: egress.allow_ip: entry 3 is "10.0.0.0/8:0", expected an IPv4 network such as 10.0.0.0/8, or CIDR:port`},
+f:2:33: egress.allow_name: entry 3 is "b.example.", a trailing dot (write b.example)`},
+		{"[egress]\nallow_ip = [\"a.example\", \"2001:db8::/32\", \"10.0.0.0/8:0\"]\n", `f:2:13: egress.allow_ip: entry 1 is "a.example", a name, which belongs in allow_name
+f:2:26: egress.allow_ip: entry 2 is "2001:db8::/32", IPv6, which guests do not have: write an IPv4 network
+f:2:43: egress.allow_ip: entry 3 is "10.0.0.0/8:0", the port "0" is not a number from 1 to 65535`},
 		{"[net]\nhost_loopback = [0, \"80\", [1]]\n", `f:2:1: net.host_loopback: entry 3 is a list, expected a port number from 1 to 65535
 f:2:18: net.host_loopback: entry 1 is the number 0, expected a port number from 1 to 65535
 f:2:21: net.host_loopback: entry 2 is the string "80", expected a port number from 1 to 65535`},

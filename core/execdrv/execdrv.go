@@ -87,6 +87,12 @@ func (c *Call) code(name string, def int) int {
 // Var is a job variable; an empty one counts as unset.
 func (c *Call) Var(name string) string { return c.vars[name] }
 
+// LookupVar is a job variable, and whether the job has it.
+func (c *Call) LookupVar(name string) (value string, set bool) {
+	value, set = c.vars[name]
+	return value, set
+}
+
 // VarNames lists the job variables with this prefix, sorted.
 func (c *Call) VarNames(prefix string) []string {
 	var out []string

@@ -239,12 +239,12 @@ func TestWantedRefuses(t *testing.T) {
 }
 
 func TestUnknownVariables(t *testing.T) {
-	w, err := wanted(t, "MICROVM_CPU=2", "MICROVM_EGRESS_ALLOW_NAME=example.com", "MICROVM_ZZZZZZZZZZ=1", "MICROVM_EGRES_AUDIT=", "OTHER=1")
+	w, err := wanted(t, "MICROVM_CPU=2", "MICROVM_BUILD_EGRESS_ALLOW_NAME=example.com", "MICROVM_ZZZZZZZZZZ=1", "MICROVM_EGRES_AUDIT=", "OTHER=1")
 	if err != nil {
 		t.Fatal(err)
 	}
 	got := strings.Join(w.Warnings, "\n")
-	for _, want := range []string{"MICROVM_CPU is no variable of virtkit's (did you mean MICROVM_CPUS?)", "MICROVM_EGRESS_ALLOW_NAME is not obeyed yet", "MICROVM_ZZZZZZZZZZ is no variable of virtkit's"} {
+	for _, want := range []string{"MICROVM_CPU is no variable of virtkit's (did you mean MICROVM_CPUS?)", "MICROVM_BUILD_EGRESS_ALLOW_NAME is not obeyed yet", "MICROVM_ZZZZZZZZZZ is no variable of virtkit's"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("warnings %q lack %q", got, want)
 		}

@@ -9,6 +9,7 @@ import (
 
 	"virtkit/core/fault"
 	"virtkit/core/lazyre"
+	"virtkit/core/policy"
 )
 
 // VarPrefix begins every job variable that is addressed to virtkit.
@@ -22,12 +23,12 @@ const (
 	VarUser  = "MICROVM_USER"
 )
 
+// obeyed are all of them: the four above, and those of core/policy.
+var obeyed = []string{VarImage, VarCPUs, VarMem, VarUser, policy.DryRunVariable, policy.Run.AuditVariable(),
+	policy.Run.Variable(policy.DimName), policy.Run.Variable(policy.DimIP)}
+
 // notYet are variables that later versions obey, with what happens instead.
 var notYet = map[string]string{
-	"MICROVM_EGRESS_ALLOW_IP":         "the job's network is not narrowed",
-	"MICROVM_EGRESS_ALLOW_NAME":       "the job's network is not narrowed",
-	"MICROVM_EGRESS_AUDIT":            "no contacts are listed",
-	"MICROVM_EGRESS_DRY_RUN":          "nothing is reported",
 	"MICROVM_BUILD_EGRESS_ALLOW_IP":   "images are not built from Dockerfiles yet",
 	"MICROVM_BUILD_EGRESS_ALLOW_NAME": "images are not built from Dockerfiles yet",
 	"MICROVM_BUILD_EGRESS_AUDIT":      "images are not built from Dockerfiles yet",
@@ -127,8 +128,7 @@ func unknownVars(c *Call) []string {
 		if strings.TrimSpace(c.Var(name)) == "" {
 			continue
 		}
-		switch name {
-		case VarImage, VarCPUs, VarMem, VarUser:
+		if slices.Contains(obeyed, name) {
 			continue
 		}
 		if instead, ok := notYet[name]; ok {
@@ -180,7 +180,7 @@ var userSyntax = lazyre.New(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\$?(:[A-Za-z0-9_][
 // of its length.
 func nearest(name string) string {
 	best, dist := "", len(name)/3+1
-	for _, k := range append([]string{VarImage, VarCPUs, VarMem, VarUser}, sortedNotYet()...) {
+	for _, k := range slices.Concat(obeyed, sortedNotYet()) {
 		if d := edits(name, k); d < dist {
 			best, dist = k, d
 		}

@@ -64,8 +64,8 @@ func parseLists(names, ips []string, nameSrc, ipSrc Source) (l Lists, bad []*Ent
 // AuditOn says whether a phase is audited: the configuration says so, or the
 // job's MICROVM_EGRESS_AUDIT (MICROVM_BUILD_EGRESS_AUDIT) does.
 func AuditOn(p Phase, configured bool, lookup func(string) (string, bool)) (bool, error) {
-	v, _ := lookup(p.prefix() + "AUDIT")
-	asked, err := ParseSwitch(p.prefix()+"AUDIT", v)
+	v, _ := lookup(p.AuditVariable())
+	asked, err := ParseSwitch(p.AuditVariable(), v)
 	return configured || asked, err
 }
 

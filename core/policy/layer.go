@@ -39,6 +39,9 @@ func (p Phase) Variable(d Dimension) string {
 	return p.prefix() + strings.ToUpper(string(d))
 }
 
+// AuditVariable is the job's variable that asks for the phase's audit.
+func (p Phase) AuditVariable() string { return p.prefix() + "AUDIT" }
+
 func (p Phase) prefix() string {
 	if p == Build {
 		return "MICROVM_BUILD_EGRESS_"

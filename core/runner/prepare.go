@@ -22,6 +22,7 @@ type job struct {
 	id     Identity
 	resp   execdrv.Response
 	wanted execdrv.Wanted
+	egress *supervise.Egress // nil under a [net] mode that has no switch
 	image  Image
 	spec   supervise.Spec
 	rec    Record
@@ -95,6 +96,9 @@ func (r *Runner) read(j *job) error {
 	}
 	for _, n := range j.wanted.Notes {
 		r.say("%s", n)
+	}
+	if j.egress, err = r.readEgress(j.call, j.resp, nil); err != nil {
+		return err
 	}
 	if len(j.resp.Services) > 0 {
 		r.warn("services are not started yet by this version: " + serviceNames(j.resp.Services) +
@@ -252,6 +256,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit,
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
 	}
+	s.Net.Egress = j.egress
 	if pid, start, ok := execdrv.ReadFirstCall(j.call); ok && pid == r.Parent.PID && start == r.Parent.Start {
 		// config and prepare have the same living parent: it is the runner,
 		// not a shell around one call.

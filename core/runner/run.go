@@ -55,10 +55,14 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 	control, stop := passSignals(sigs)
 	defer stop()
 	req := request(rec, stage, execdrv.JobEnv(c))
+	r.stageBegins(ctx, g, stage)
 	ev, err := g.Exec(ctx, req, stdio, control)
 	if err != nil {
-		return c.SystemFailure, r.guestLost(ctx, g, err)
+		err = r.guestLost(ctx, g, err)
+		r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)
+		return c.SystemFailure, err
 	}
+	r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)
 	if ev.Err != "" {
 		return r.neverStarted(c, rec, stage, ev)
 	}
@@ -134,7 +138,12 @@ func (r *Runner) Cleanup(ctx context.Context, c *execdrv.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := r.Machines.Remove(ctx, id.ID); err != nil {
+	err = r.Machines.Remove(ctx, id.ID)
+	if fault.KindOf(err) == fault.Partial { // the directory is gone
+		r.warn(err.Error())
+		return nil
+	}
+	if err != nil {
 		return fault.Newf(fault.System, "cleaning up job %d (%s)", id.JobID, r.Machines.Dir(id.ID)).Because(err).
 			Hint("`vk gc` tries again")
 	}

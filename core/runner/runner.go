@@ -91,6 +91,10 @@ type Guest interface {
 	// program and all it started are killed; the guest lives on. An error
 	// means that the guest or the way to it was lost.
 	Exec(ctx context.Context, r guestwire.ExecRequest, stdio Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error)
+	// Egress is what was recorded of the guest's egress so far, also after its
+	// end. stage, when not empty, names the stage that begins now.
+	// fs.ErrNotExist is in the error's chain when nothing is recorded.
+	Egress(ctx context.Context, stage string) (supervise.EgressRecord, error)
 }
 
 // Stdio are a program's streams; nil ones are /dev/null.
@@ -112,6 +116,7 @@ type Settings struct {
 	Kernel    string
 	Accel     string
 	Net       supervise.NetSpec
+	Egress    Egress
 	BootLimit time.Duration
 	HangLimit time.Duration
 	Version   string
@@ -121,6 +126,8 @@ type Settings struct {
 type Runner struct {
 	Images   Images
 	Machines Machines
+	Hub      Hub   // nil = no hub has a say
+	Sites    Sites // nil = no standing lists are kept
 	Set      Settings
 	Trace    io.Writer        // gets the `virtkit: …` lines
 	Now      func() time.Time // nil = time.Now
@@ -169,6 +176,9 @@ func (r *Runner) Config(c *execdrv.Call) (execdrv.ConfigAnswer, error) {
 		return execdrv.ConfigAnswer{}, err
 	}
 	if err := r.checkImage(w); err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	if _, err := r.declaredEgress(c, nil); err != nil {
 		return execdrv.ConfigAnswer{}, err
 	}
 	return execdrv.ConfigAnswer{

@@ -37,6 +37,7 @@ type Host struct {
 	StateDir string
 	StateWhy string // why it is this directory, for people
 	Jobs     *ledger.Jobs
+	Egress   *ledger.Egress
 	Log      *slog.Logger
 
 	store func() (*image.Store, error)
@@ -99,6 +100,7 @@ func Open(env appenv.Env, o Overrides) (*Host, error) {
 	if h.Jobs, err = ledger.Open(dir); err != nil {
 		return nil, err
 	}
+	h.Egress = ledger.OpenEgress(dir)
 	h.store = sync.OnceValues(h.openStore)
 	return h, nil
 }

@@ -16,7 +16,6 @@ import (
 	"virtkit/core/conf"
 	"virtkit/core/logx"
 	"virtkit/core/machine"
-	"virtkit/core/policy"
 	"virtkit/core/supervise"
 	"virtkit/netsw"
 	"virtkit/vmm/boot"
@@ -75,8 +74,9 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 		NewNetwork: func(_ context.Context, _ string, s supervise.Spec) (supervise.Network, error) {
 			return h.newNetwork(s)
 		},
-		Templates: h.templates(),
-		Log:       h.Log,
+		Templates:  h.templates(),
+		KeepEgress: h.Egress.Keep,
+		Log:        h.Log,
 	}
 }
 
@@ -159,16 +159,6 @@ func (h *Host) newNetwork(s supervise.Spec) (supervise.Network, error) {
 		return &network{sw: sw}, nil
 	}
 	return egressNetwork{&network{sw: sw, record: e.Recorder()}}, nil
-}
-
-// engine is what decides on a guest's switch; nil where all is allowed.
-func engine(s supervise.Spec) *policy.Engine {
-	e := s.Net.Egress
-	if e == nil {
-		return nil
-	}
-	// The job's own port is named as it is plugged: by the host name.
-	return policy.NewEngine(policy.EngineConfig{Policy: &e.Policy, JobPort: s.Hostname, Strict: e.StrictNames})
 }
 
 // resolvers are [net] dns as addresses; nil leaves the choice to netsw.

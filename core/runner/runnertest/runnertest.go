@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -31,6 +32,9 @@ type Host struct {
 	LaunchErr error
 	RemoveErr error
 	EndWith   *supervise.Exit // what a guest's State says after KillGuest
+
+	// Recorded, when set, makes a guest's record; nil records nothing.
+	Recorded func(s supervise.Spec, stage string) supervise.EgressRecord
 
 	mu       sync.Mutex
 	guests   map[string]*guest
@@ -84,7 +88,7 @@ func (s *slot) Launch(ctx context.Context, progress func(supervise.State)) (runn
 		return nil, s.h.LaunchErr
 	}
 	s.h.Launched = append(s.h.Launched, s.s)
-	g := &guest{h: s.h, dead: make(chan struct{})}
+	g := &guest{h: s.h, spec: s.s, dead: make(chan struct{})}
 	if s.h.guests == nil {
 		s.h.guests = map[string]*guest{}
 	}
@@ -138,6 +142,7 @@ func (h *Host) Alive() int { h.mu.Lock(); defer h.mu.Unlock(); return len(h.gues
 
 type guest struct {
 	h    *Host
+	spec supervise.Spec
 	dead chan struct{}
 	once sync.Once
 }
@@ -175,4 +180,12 @@ func (g *guest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdi
 	case <-g.dead:
 		return guestwire.ExecEvent{}, errors.New("stream reset")
 	}
+}
+
+// Egress implements runner.Guest.
+func (g *guest) Egress(_ context.Context, stage string) (supervise.EgressRecord, error) {
+	if g.h.Recorded == nil {
+		return supervise.EgressRecord{}, fs.ErrNotExist
+	}
+	return g.h.Recorded(g.spec, stage), nil
 }

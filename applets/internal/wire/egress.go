@@ -1,0 +1,60 @@
+package wire
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"virtkit/core/fault"
+	"virtkit/core/policy"
+	"virtkit/core/runner"
+	"virtkit/core/supervise"
+)
+
+// engine is what decides on a guest's switch; nil where all is allowed.
+func engine(s supervise.Spec) *policy.Engine {
+	e := s.Net.Egress
+	if e == nil {
+		return nil
+	}
+	// The job's own port is named as it is plugged: by the host name.
+	return policy.NewEngine(policy.EngineConfig{Policy: &e.Policy, JobPort: s.Hostname, Strict: e.StrictNames})
+}
+
+// EgressSettings are [egress] and [egress.build] as jobs are held to them.
+func (h *Host) EgressSettings() runner.Egress {
+	c := &h.Conf.Egress
+	return runner.Egress{
+		Run: c.Lists(policy.Run), Build: c.Build.Lists(policy.Build),
+		Audit: c.Audit, BuildAudit: c.Build.Audit, DryRun: c.DryRun, StrictNames: c.StrictNames,
+	}
+}
+
+// FallbackFile is where, below the state directory, the node keeps the rules
+// that its hub last sent for the jobs of the node's own gitlab-runner
+// (policy.HubEgress), across the hub's outages. No file: there are none.
+const FallbackFile = "node/egress-fallback.json"
+
+// Fallback reads FallbackFile. Rules that cannot be read are rules that cannot
+// be enforced: no job runs.
+func (h *Host) Fallback() (*policy.HubEgress, error) {
+	path := filepath.Join(h.StateDir, FallbackFile)
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var e policy.HubEgress
+	if err == nil {
+		err = json.Unmarshal(b, &e)
+	}
+	if err == nil {
+		err = e.Check()
+	}
+	if err != nil {
+		return nil, fault.Newf(fault.System, "the hub's egress rules in %s cannot be read", path).Because(err).
+			Hint("the hub sends them again when this node connects; without a hub, remove the file")
+	}
+	return &e, nil
+}
