@@ -51,6 +51,10 @@ setup: ## install what this host lacks (Debian packages; asks sudo unless root)
 setup-test:
 	@.ci/setup test
 
+.PHONY: setup-bench
+setup-bench:
+	@.ci/setup bench
+
 .PHONY: kernel
 kernel: ## the tuned guest kernel, into the state directory (about 12 minutes, once)
 	@.ci/setup kernel
@@ -91,7 +95,7 @@ check: ## vet, format, house rules, static analysis
 	@echo "check: all well"
 
 .PHONY: bench
-bench: setup build kernel-if-missing default-image ## measure beside floors; writes bench.json
+bench: setup-bench build kernel-if-missing default-image ## measure beside floors and peers; writes bench.json
 	@$(GO) run $(FLAGS) ./e2e/cmd/bench
 
 .PHONY: fuzz

@@ -54,11 +54,19 @@ var areas = []area{
 	{"guest", (*bench).guest},
 	{"image", (*bench).image},
 	{"net", (*bench).network},
+	{"net-peers", beside((*bench).netPeers)},
+	{"net-dns", beside((*bench).netDNS)},
+	{"net-policy", beside((*bench).netPolicy)},
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
+	var err error
+	if len(os.Args) == 3 && os.Args[1] == switchWord {
+		err = runSwitch(ctx, os.Args[2])
+	} else {
+		err = run(ctx, os.Args[1:])
+	}
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -87,7 +95,8 @@ func run(ctx context.Context, only []string) error {
 	}
 	defer os.RemoveAll(b.dir)
 	for _, a := range areas {
-		if len(only) > 0 && !slices.Contains(only, a.name) {
+		whole, _, _ := strings.Cut(a.name, "-") // "net" is all of its parts too
+		if len(only) > 0 && !slices.Contains(only, a.name) && !slices.Contains(only, whole) {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "bench: %s …\n", a.name)
