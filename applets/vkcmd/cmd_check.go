@@ -106,6 +106,7 @@ func (a *app) findings(ctx context.Context) []finding {
 		out = append(out, tool("xz", checkFail, "unpacks the modules of Debian's kernel", "apt-get install xz-utils"))
 	}
 	out = append(out, checkAgent(), checkAccel(ctx, h, k))
+	out = append(out, checkNet(ctx, h)...)
 	out = append(out,
 		tool("mkfs.ext4", checkFail, "makes writable layers", "apt-get install e2fsprogs"),
 		checkDefault(),
@@ -201,6 +202,19 @@ func checkAccel(ctx context.Context, h *wire.Host, k *boot.Kernel) finding {
 	}
 	return finding{"accel", checkWarn, v.Accel + ": " + v.Why + "; guests are emulated, which is many times slower",
 		"give this host /dev/kvm: virtualization on in its firmware, nested virtualization if it is a guest itself, and the right to open the device (group kvm)"}
+}
+
+// checkNet tells whether the configured [net] mode works.
+func checkNet(ctx context.Context, h *wire.Host) []finding {
+	text, warn, err := h.NetReady(ctx)
+	if err != nil {
+		return []finding{broken("net", err)}
+	}
+	out := []finding{{"net", checkOK, text, ""}}
+	for _, w := range warn {
+		out = append(out, finding{"net", checkWarn, w, "docs/network.md, Modes, says what a guest's device needs"})
+	}
+	return out
 }
 
 // tool looks for a program as the engines do, which also look where root's

@@ -28,6 +28,7 @@ type gcReport struct {
 	DryRun   bool         `json:"dry_run"`
 	Guests   []string     `json:"guests"` // directories of guests whose supervisor is gone
 	Killed   []int        `json:"killed"` // processes that had outlived their supervisor
+	Net      []string     `json:"net"`    // devices and firewall rules that no guest needs
 	Images   image.Report `json:"images"`
 	Boot     int64        `json:"boot_bytes"` // of initramfs files and guests' saved states
 	Problems []string     `json:"problems"`
@@ -58,7 +59,7 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	if o.idle >= 0 {
 		idle = time.Duration(o.idle) * time.Second
 	}
-	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Problems: []string{}}
+	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Net: []string{}, Problems: []string{}}
 	problem := func(err error) {
 		if err != nil {
 			r.Problems = append(r.Problems, err.Error())
@@ -71,6 +72,9 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	for _, p := range swept.Problems {
 		problem(p)
 	}
+	net, err := h.SweepNet(ctx, o.dryRun)
+	problem(err)
+	r.Net = append(r.Net, net...)
 	store, err := h.Store()
 	if err != nil {
 		return errors.Join(err, a.printGC(r, o))
@@ -115,6 +119,9 @@ func writeGC(w io.Writer, r gcReport) error {
 	}
 	for _, g := range r.Guests {
 		fmt.Fprintf(w, "%s guest %s\n", verb, g)
+	}
+	for _, n := range r.Net {
+		fmt.Fprintf(w, "%s %s\n", verb, n)
 	}
 	for _, i := range r.Images.Images {
 		fmt.Fprintf(w, "%s image %s (%s)\n", verb, imageName(i), units.BytesSize(float64(i.DiskSize)))

@@ -209,27 +209,26 @@ func (o *runOptions) spec(c *conf.Config, root supervise.Image, ic image.Config,
 		ID: id, Name: first(o.name, id), Hostname: first(o.name, id), Kind: "run", Created: now,
 		CPUs: o.cpus, MemMiB: int((o.mem + units.MiB - 1) / units.MiB), Nested: o.nested,
 		Image: root, Upper: o.disk, Shares: o.parsedShares,
-		Net:  supervise.NetSpec{Mode: first(o.net, c.Net.Mode), HostLoopback: o.loopback.all, Loopback: o.loopback.ports, Publish: o.parsedPublish},
+		Net:  o.netSpec(c),
 		Keep: o.keep, Env: ic.Env, Kernel: first(o.kernel, c.VMM.Kernel), Accel: first(o.accel, c.VMM.Accel),
 		BootLimit: c.VMM.BootTimeout, HangLimit: c.VMM.HangTimeout,
 	}
 	if s.Upper == 0 {
 		s.Upper = c.VMM.Disk
 	}
-	switch s.Net.Mode {
-	case "switch":
-		if s.Net.Loopback == nil {
-			s.Net.Loopback = c.Net.HostLoopback
-		}
-	case "none":
-	default:
-		return s, fault.Newf(fault.Usage, "[net] mode %q is not built yet", s.Net.Mode).
-			Hint("set mode to switch or none in %s, or give --net", first(c.File, "config.toml"))
-	}
 	for _, v := range ic.Volumes {
 		s.Dirs = append(s.Dirs, supervise.Dir{Path: v}) // as the image has it, if it does
 	}
 	return s, nil
+}
+
+// netSpec is the guest's network.
+func (o *runOptions) netSpec(c *conf.Config) supervise.NetSpec {
+	n := supervise.NetSpec{Mode: first(o.net, c.Net.Mode), HostLoopback: o.loopback.all, Loopback: o.loopback.ports, Publish: o.parsedPublish}
+	if n.Mode == "switch" && n.Loopback == nil {
+		n.Loopback = c.Net.HostLoopback
+	}
+	return n
 }
 
 func first(words ...string) string {

@@ -35,9 +35,8 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 		}
 		return nil, err
 	}
-	if m := h.Conf.Net.Mode; m != "switch" && m != "none" {
-		return nil, fault.Newf(fault.System, "[net] mode %q is not built yet", m).
-			Hint("set mode to switch or none in %s", first(h.Conf.File, "config.toml"))
+	if err := h.CheckNet(supervise.NetSpec{Mode: h.Conf.Net.Mode}); err != nil {
+		return nil, fault.New(fault.System, "").Hint("%s", fault.HintOf(err)).Because(err)
 	}
 	return &runner.Runner{
 		Images:   &jobImages{h: h},
@@ -245,6 +244,15 @@ func (m *jobMachines) Reap(ctx context.Context) []string {
 	if s, err := m.h.Jobs.Sweep(ctx, ledger.SweepOptions{}); err == nil {
 		for _, id := range s.Removed {
 			out = append(out, "removed "+id+", left by a crash")
+		}
+	}
+	if m.h.Conf.Net.Mode == "tap" || m.h.Conf.Net.Mode == "pool" {
+		gone, err := m.h.SweepNet(ctx, false)
+		for _, g := range gone {
+			out = append(out, "removed "+g+", left by a crash")
+		}
+		if err != nil {
+			out = append(out, err.Error())
 		}
 	}
 	return out

@@ -100,6 +100,9 @@ func writes(shares []supervise.Share) bool {
 
 // bootGuest makes all ready and boots the guest.
 func bootGuest(ctx context.Context, o *runOptions, gh guestHost, h *wire.Host) (guest, *image.Image, []string, error) {
+	if err := h.CheckNet(o.netSpec(h.Conf)); err != nil {
+		return nil, nil, nil, err
+	}
 	img, err := gh.resolve(ctx, o)
 	if err != nil {
 		return nil, nil, nil, err

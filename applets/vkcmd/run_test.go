@@ -251,16 +251,21 @@ func TestRunOptionsThatExclude(t *testing.T) {
 	}
 }
 
-func TestSpecRefusesNetworksNotBuilt(t *testing.T) {
+func TestSpecTakesTheConfiguredNetwork(t *testing.T) {
 	c := conf.Default()
-	c.Net.Mode = "tap"
-	o := runOptions{cpus: 1, mem: 1 << 30}
-	if _, err := o.spec(c, supervise.Image{}, image.Config{}, time.Time{}); fault.KindOf(err) != fault.Usage {
-		t.Errorf("err = %v, want a usage error", err)
-	}
-	o.net = "none"
-	if s, err := o.spec(c, supervise.Image{}, image.Config{}, time.Time{}); err != nil || s.Net.Mode != "none" {
-		t.Errorf("%+v, %v", s.Net, err)
+	c.Net.HostLoopback = []int{8080}
+	for _, tc := range []struct {
+		mode, flag, want string
+		loopback         int
+	}{
+		{"switch", "", "switch", 1}, {"tap", "", "tap", 0}, {"pool", "", "pool", 0}, {"tap", "none", "none", 0}, {"tap", "switch", "switch", 1},
+	} {
+		c.Net.Mode = tc.mode
+		o := runOptions{cpus: 1, mem: 1 << 30, net: tc.flag}
+		s, err := o.spec(c, supervise.Image{}, image.Config{}, time.Time{})
+		if err != nil || s.Net.Mode != tc.want || len(s.Net.Loopback) != tc.loopback {
+			t.Errorf("mode %s, flag %q: %+v, %v; want %s with %d ports", tc.mode, tc.flag, s.Net, err, tc.want, tc.loopback)
+		}
 	}
 }
 

@@ -89,6 +89,8 @@ type Net struct {
 	HostLoopback []int    // ports of the host's 127.0.0.1 that guests may reach
 	DNS          []string // IP or IP:port; nil = the host's resolv.conf
 	Subnet       string   // IPv4 CIDR; "" = a free private one
+	Pool         []string // see ParseTapDevice; nil = devices of vk's own
+	PoolSize     int      // how many those are
 }
 
 // Build is [build].

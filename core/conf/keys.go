@@ -95,15 +95,20 @@ var table = []row{
 	{name: "vmm.disk", kind: kSize, at: func(c *Config) any { return &c.VMM.Disk }, def: `"16G"`, min: 64 << 20, acted: true,
 		doc: "Capacity of a guest's writable layer. It takes room on the host only as it is written."},
 
-	{name: "net.mode", kind: kEnum, at: func(c *Config) any { return &c.Net.Mode }, def: `"switch"`, words: []string{"switch", "none", "tap", "pool"}, acted: true, later: []string{"tap", "pool"},
-		doc: "`switch`: a user-space switch of the job's own, no rights needed. `none`: no network device at all. `tap`, `pool`: devices of the host."},
+	{name: "net.mode", kind: kEnum, at: func(c *Config) any { return &c.Net.Mode }, def: `"switch"`, words: []string{"switch", "none", "tap", "pool"}, acted: true,
+		doc: "`switch`: a user-space switch of the job's own, no rights needed. `none`: no network device at all. `tap`: a tap device of the host for each guest, made and removed with it, which the host's kernel routes; needs CAP_NET_ADMIN. `pool`: tap devices that stay, one guest at a time on each. Services, egress lists and the host's loopback need `switch`."},
 	{name: "net.host_loopback", kind: kPorts, at: func(c *Config) any { return &c.Net.HostLoopback }, example: "[8080]", acted: true,
 		doc: "TCP ports of this host's 127.0.0.1 that guests may reach. Not set: none."},
 	{name: "net.dns", kind: kStrings, at: func(c *Config) any { return &c.Net.DNS }, example: `["192.0.2.53"]`, check: checkResolver, acted: true,
 		doc: "Resolvers that guests' lookups are forwarded to: IP addresses, a port other than 53 as `IP:port`. Not set: those of the host's `/etc/resolv.conf`."},
 
 	{name: "net.subnet", kind: kString, at: func(c *Config) any { return &c.Net.Subnet }, example: `"10.200.7.0/24"`, check: checkSubnet, acted: true,
-		doc: "The IPv4 network that guests are in, /16 to /28. Not set: the first private /24 that overlaps none of the host's networks."},
+		doc: "The IPv4 network that guests are in, /16 to /28; of `tap` and `pool`, each guest is in a /30 of it. Not set: the first private one that overlaps none of the host's networks."},
+	{name: "net.pool", kind: kStrings, at: func(c *Config) any { return &c.Net.Pool }, example: `["ci0", "ci1=192.0.2.50/24 via 192.0.2.1"]`, check: checkTapDevice, acted: true,
+		doc: "Devices of `mode = \"pool\"`, made by the administrator for the user that vk runs as. The guest's address is told from the device's own, else given here. Not set: devices of vk's own, `pool_size` of them, made where they are missing; needs CAP_NET_ADMIN."},
+	{name: "net.pool_size", kind: kInt, at: func(c *Config) any { return &c.Net.PoolSize }, def: "8", min: 1, max: 256, acted: true,
+		doc: "How many devices vk's own pool has, and so how many guests at once."},
+
 	{name: "local.dir", kind: kPath, at: func(c *Config) any { return &c.Local.Dir }, example: `"/var/lib/virtkit/local"`, acted: true,
 		doc: "The directory of `local/<name>` bundles. Not set: `<state_dir>/local`."},
 

@@ -48,10 +48,11 @@ type Disk struct {
 }
 
 // NIC is a network device whose frames go to File: a stream socket carrying
-// 4-byte big-endian length + Ethernet frame. The driver takes File over and
-// closes it.
+// 4-byte big-endian length + Ethernet frame or, with Tap, a tap device of the
+// host that File is attached to. The driver takes File over and closes it.
 type NIC struct {
 	File *os.File
+	Tap  bool
 	MAC  string
 	MTU  int // told to the guest; 0 = 1500
 }

@@ -204,7 +204,7 @@ func (s *supervisor) boot(ctx context.Context) error {
 			return fmt.Errorf("plugging the guest in: %w", err)
 		}
 		n := s.port.Guest()
-		ms.NIC = &machine.NIC{File: f, MAC: n.MAC, MTU: n.MTU}
+		ms.NIC = &machine.NIC{File: f, Tap: s.spec.Net.Tap(), MAC: n.MAC, MTU: n.MTU}
 	}
 	var from origin
 	from, ms.Restore = s.fromTemplate(ctx, ms)

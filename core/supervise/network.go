@@ -8,8 +8,8 @@ import (
 	"virtkit/core/policy"
 )
 
-// Network is the switch of one job. The supervisor makes it before the guest
-// boots and closes it after the guest's end; applets adapt netsw to it.
+// Network is the switch of one job, or the tap device of its one guest. The
+// supervisor makes it before the guest boots and closes it after the guest's end; applets adapt netsw to it.
 type Network interface {
 	// Plug gives a guest its port, called name. The others on the switch may
 	// call the guest s.Names, or name when that is nil. ctx bounds the call

@@ -102,7 +102,7 @@ type Image struct {
 
 // NetSpec is the guest's network.
 type NetSpec struct {
-	Mode         string    `json:"mode"`                    // "switch", "none", or of a service "port"
+	Mode         string    `json:"mode"`                    // "switch", "none", "tap", "pool", or of a service "port"
 	Names        []string  `json:"names,omitempty"`         // what the other guests on the switch may call it; nil = its hostname
 	HostLoopback bool      `json:"host_loopback,omitempty"` // gateway's address reaches the host's 127.0.0.1
 	Loopback     []int     `json:"loopback,omitempty"`      // guest's 127.0.0.1:port passed on to the host's
@@ -111,6 +111,9 @@ type NetSpec struct {
 	// nil restricts nothing and records nothing.
 	Egress *Egress `json:"egress,omitempty"`
 }
+
+// Tap reports whether the guest is on a tap device of the host.
+func (n NetSpec) Tap() bool { return n.Mode == "tap" || n.Mode == "pool" }
 
 // Publish makes a port of the guest reachable on the host.
 type Publish struct {

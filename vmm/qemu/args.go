@@ -60,7 +60,7 @@ func validate(s machine.Spec) error {
 			return bad("%q is no MAC address", s.NIC.MAC)
 		}
 		if s.NIC.File == nil {
-			return bad("its network device has no socket")
+			return bad("its network device leads nowhere")
 		}
 		if s.NIC.MTU != 0 && (s.NIC.MTU < 576 || s.NIC.MTU > 65535) {
 			return bad("an MTU of %d is not between 576 and 65535", s.NIC.MTU)
@@ -172,7 +172,13 @@ func (p plan) args() []string {
 		if s.NIC.MTU != 0 {
 			dev += ",host_mtu=" + strconv.Itoa(s.NIC.MTU)
 		}
-		add("-netdev", fmt.Sprintf("stream,id=n0,server=off,addr.type=fd,addr.str=%d", p.nic), "-device", dev)
+		net := fmt.Sprintf("stream,id=n0,server=off,addr.type=fd,addr.str=%d", p.nic)
+		if s.NIC.Tap {
+			// Whether frames carry a virtio header, QEMU asks the device. vhost would
+			// need /dev/vhost-net as well, and a guest that it is worth it to.
+			net = fmt.Sprintf("tap,id=n0,fd=%d,vhost=off", p.nic)
+		}
+		add("-netdev", net, "-device", dev)
 	}
 	for i, sh := range s.Shares {
 		add("-chardev", fmt.Sprintf("socket,id=fs%d,fd=%d", i, p.shares[i]),

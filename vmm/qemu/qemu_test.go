@@ -30,10 +30,15 @@ func TestCommandLines(t *testing.T) {
 		NIC:    &machine.NIC{MAC: "52:54:00:00:00:01", MTU: 65520},
 		Shares: []machine.Share{{Tag: "src", Source: "/src"}},
 	}
+	tap := machine.Spec{
+		Name: "tap", CPUs: 1, MemMiB: 512, Kernel: machine.Kernel{Image: "/k", Initrd: "/i"},
+		NIC: &machine.NIC{Tap: true, MAC: "52:54:00:00:00:01", MTU: 1500},
+	}
 	bare := machine.Spec{Name: "bare", CPUs: 1, MemMiB: 512, Kernel: machine.Kernel{Image: "/k", Initrd: "/i"}}
 	for name, args := range map[string][]string{
 		"tcg-bare": qemu.Args(bare, "tcg", 2445432), "kvm-bare": qemu.Args(bare, "kvm", 0),
 		"tcg-full": qemu.Args(full, "tcg", 2445432), "kvm-full": qemu.Args(full, "kvm", 0),
+		"tcg-tap": qemu.Args(tap, "tcg", 2445432), "kvm-tap": qemu.Args(tap, "kvm", 0),
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := strings.Join(args, "\n") + "\n"

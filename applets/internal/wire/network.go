@@ -91,12 +91,7 @@ func (p *plugged) take(f *os.File) (*os.File, error) {
 func (p *plugged) Guest() guestwire.Net { return p.port.Net() }
 
 func (p *plugged) Publish(_ context.Context, pub supervise.Publish) (supervise.Publish, error) {
-	if pub.HostAddr == "" {
-		pub.HostAddr = "127.0.0.1"
-	}
-	if pub.Proto == "" {
-		pub.Proto = "tcp"
-	}
+	pub = filled(pub)
 	port, closer, err := p.sw.Publish(pub.HostAddr, pub.HostPort, p.port, pub.GuestPort, policy.Proto(pub.Proto))
 	if err != nil {
 		return pub, err
@@ -109,18 +104,13 @@ func (p *plugged) Publish(_ context.Context, pub supervise.Publish) (supervise.P
 }
 
 func (p *plugged) Unpublish(pub supervise.Publish) error {
-	if pub.HostAddr == "" {
-		pub.HostAddr = "127.0.0.1"
-	}
-	if pub.Proto == "" {
-		pub.Proto = "tcp"
-	}
+	pub = filled(pub)
 	p.mu.Lock()
 	closer, ok := p.open[pub]
 	delete(p.open, pub)
 	p.mu.Unlock()
 	if !ok {
-		return fault.Newf(fault.NotFound, "%s:%d is not published to port %d (%s)", pub.HostAddr, pub.HostPort, pub.GuestPort, pub.Proto)
+		return notPublished(pub)
 	}
 	return closer.Close()
 }
@@ -133,4 +123,19 @@ func (p *plugged) Stats() supervise.NetStats {
 		SentBytes: int64(s.BytesIn), RecvBytes: int64(s.BytesOut),
 		SentPackets: int64(s.FramesIn), RecvPackets: int64(s.FramesOut),
 	}
+}
+
+// filled gives what was left out its meaning.
+func filled(pub supervise.Publish) supervise.Publish {
+	if pub.HostAddr == "" {
+		pub.HostAddr = "127.0.0.1"
+	}
+	if pub.Proto == "" {
+		pub.Proto = "tcp"
+	}
+	return pub
+}
+
+func notPublished(pub supervise.Publish) error {
+	return fault.Newf(fault.NotFound, "%s:%d is not published to port %d (%s)", pub.HostAddr, pub.HostPort, pub.GuestPort, pub.Proto)
 }

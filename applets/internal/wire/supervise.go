@@ -71,7 +71,10 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 		Disk: func(path string, size int64) error {
 			return disk.Upper(context.Background(), h.StateDir, path, size)
 		},
-		NewNetwork: func(_ context.Context, _ string, s supervise.Spec) (supervise.Network, error) {
+		NewNetwork: func(ctx context.Context, _ string, s supervise.Spec) (supervise.Network, error) {
+			if s.Net.Tap() {
+				return h.newTap(ctx, s)
+			}
 			return h.newNetwork(s)
 		},
 		Templates:  h.templates(),
