@@ -81,7 +81,7 @@ func writeHosts(m *guestwire.Setup) error {
 func hostsText(m *guestwire.Setup) string {
 	var b strings.Builder
 	b.WriteString("127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
-	if m.Hostname != "" {
+	if m.Hostname != "" && !m.NotNamed {
 		own := "127.0.1.1"
 		if m.Net != nil {
 			if p, err := netip.ParsePrefix(m.Net.Addr); err == nil {
@@ -114,6 +114,9 @@ func resolvText(n *guestwire.Net) string {
 	}
 	if len(n.Search) > 0 {
 		b.WriteString("search " + strings.Join(n.Search, " ") + "\n")
+	}
+	if len(n.Options) > 0 {
+		b.WriteString("options " + strings.Join(n.Options, " ") + "\n")
 	}
 	return b.String()
 }

@@ -14,6 +14,12 @@
 //
 // Host and guest always ship together: Hello compares version.Build and there
 // is no negotiation.
+//
+// The agent opens a stream itself for one thing alone, and only when Setup said
+// ServiceExecOn: a program of the guest runs a command in one of the job's
+// services. Such a stream begins with an OpService header whose body names the
+// service and holds the exec or stdio header that goes on to it; from then on
+// the stream is one of the service's agent.
 package guestwire
 
 import (
@@ -46,6 +52,31 @@ const (
 	OpShutdown = "shutdown" // Shutdown → Reply
 	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways (udp: each datagram after its length, 2 bytes)
 	OpWrite    = "write"    // WriteFile; then raw bytes until EOF → Reply
+
+	// From the agent to the host:
+	OpService = "service" // Service; then as its Request says
+)
+
+// Service asks for a stream of a service of the job. What is refused is
+// answered as Request.Op is: an exec with a last ExecEvent, a stdio stream by
+// its end.
+type Service struct {
+	Name    string `json:"name"` // any that the service has
+	Request Header `json:"request"`
+}
+
+// MaxServiceExecs is how many commands a job runs in its services at once.
+const MaxServiceExecs = 4
+
+// ServiceExec says whether programs of the guest may run commands in the job's
+// services.
+type ServiceExec string
+
+// The values of ServiceExec.
+const (
+	ServiceExecNone    ServiceExec = ""        // the job has no services
+	ServiceExecOn      ServiceExec = "on"      // they may
+	ServiceExecRefused ServiceExec = "refused" // the host's configuration refuses it
 )
 
 // Header opens a stream.
@@ -84,8 +115,9 @@ type Progress struct {
 // Setup makes the bare guest into the job's machine. All sizes are bytes.
 type Setup struct {
 	Hostname  string      `json:"hostname"`
-	UnixNano  int64       `json:"unix_nano"` // host's clock when sent
-	Entropy   []byte      `json:"entropy"`   // credited to the guest's pool
+	NotNamed  bool        `json:"not_named,omitempty"` // Hostname means another guest: no line of /etc/hosts for it
+	UnixNano  int64       `json:"unix_nano"`           // host's clock when sent
+	Entropy   []byte      `json:"entropy"`             // credited to the guest's pool
 	MachineID string      `json:"machine_id,omitempty"`
 	Root      Disk        `json:"root"`            // read-only image
 	Upper     *Disk       `json:"upper,omitempty"` // writable layer; nil = tmpfs
@@ -96,6 +128,7 @@ type Setup struct {
 	Env       []string    `json:"env,omitempty"`      // the image's environment, KEY=VALUE; base of every exec
 	Loopback  []int       `json:"loopback,omitempty"` // TCP ports of the guest's 127.0.0.1 passed to the gateway
 	Nested    bool        `json:"nested,omitempty"`
+	Services  ServiceExec `json:"services,omitempty"`
 }
 
 // Disk names a block device by its virtio serial.
@@ -129,6 +162,7 @@ type Net struct {
 	Gateway string   `json:"gateway"` // also answers DNS unless DNS says otherwise
 	DNS     []string `json:"dns"`
 	Search  []string `json:"search,omitempty"`
+	Options []string `json:"options,omitempty"` // of resolv.conf(5), such as ndots:0
 	MTU     int      `json:"mtu,omitempty"`
 }
 

@@ -24,11 +24,19 @@ var errNoAgent = errors.New("supervise: no connection to the guest's agent")
 // closed it, garbage came) is replaced by a new one.
 type channel struct {
 	conn net.Conn
+	// streams serves those that the guest opens, on each session; nil refuses
+	// them. See settle.
+	streams func(*yamux.Session)
 
-	mu   sync.Mutex
-	sess *yamux.Session
-	use  *keepOpen // sess's
+	mu      sync.Mutex
+	sess    *yamux.Session
+	use     *keepOpen // sess's
+	settled bool
 }
+
+// maxOffered bounds the streams of a guest that nobody has accepted yet, where
+// it may open any; each may hold 256 KiB. More are reset.
+const maxOffered = 256
 
 // keepOpen is one session's use of the byte stream: its Close ends that use,
 // not the stream, waking whoever reads or writes. A failed write does not end
@@ -86,8 +94,8 @@ func (k *keepOpen) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func newChannel(conn net.Conn) (*channel, error) {
-	c := &channel{conn: conn}
+func newChannel(conn net.Conn, streams func(*yamux.Session)) (*channel, error) {
+	c := &channel{conn: conn, streams: streams}
 	return c, c.renew()
 }
 
@@ -104,17 +112,46 @@ func (c *channel) renew() error {
 		}
 	}
 	use = &keepOpen{Conn: c.conn}
-	sess, err := yamux.Client(guestwire.JoinFrames(use), guestwire.MuxConfig())
+	cfg := guestwire.MuxConfig()
+	if c.streams != nil {
+		cfg.AcceptBacklog = maxOffered
+	}
+	sess, err := yamux.Client(guestwire.JoinFrames(use), cfg)
 	if err != nil {
 		return fmt.Errorf("beginning a session with the agent: %w", err)
 	}
-	// The agent opens no stream; one that does may not make the host hold its
-	// bytes. Apart, because the guest may not read yet.
-	go sess.GoAway()
 	c.mu.Lock()
 	c.sess, c.use = sess, use
+	settled := c.settled
 	c.mu.Unlock()
+	if settled {
+		c.greet(sess)
+	}
 	return nil
+}
+
+// settle says what becomes of streams that the guest opens, now and on later
+// sessions. Before it nothing but our own agent runs in the guest, which opens
+// none; and what is said of this would stay with the saved state of a guest that
+// becomes a template for others.
+func (c *channel) settle() {
+	c.mu.Lock()
+	sess, was := c.sess, c.settled
+	c.settled = true
+	c.mu.Unlock()
+	if !was {
+		c.greet(sess)
+	}
+}
+
+func (c *channel) greet(sess *yamux.Session) {
+	if c.streams != nil {
+		go c.streams(sess)
+		return
+	}
+	// A guest that opens streams all the same may not make the host hold their
+	// bytes. Apart, because the guest may not read yet.
+	go sess.GoAway()
 }
 
 func (c *channel) session() *yamux.Session {

@@ -8,8 +8,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
+
+	"github.com/hashicorp/yamux"
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
@@ -64,7 +67,7 @@ func (g *guest) with(ctx context.Context) (context.Context, context.CancelFunc) 
 // prepareSteps are done once in a supervisor's life.
 func (s *supervisor) prepareSteps() []step {
 	var image *fsx.Lock
-	return []step{
+	steps := []step{
 		{"socket", func(context.Context) error {
 			l, err := s.listen()
 			if err != nil {
@@ -107,6 +110,11 @@ func (s *supervisor) prepareSteps() []step {
 			return nil
 		}, nil},
 	}
+	if len(s.services) > 0 {
+		after := slices.IndexFunc(steps, func(st step) bool { return st.name == "network" })
+		steps = slices.Insert(steps, after+1, step{"services", s.startServices, s.stopServices})
+	}
+	return steps
 }
 
 // holdImage keeps the image from `vk gc` for the guest's life.
@@ -132,11 +140,17 @@ func (s *supervisor) plug(ctx context.Context) (err error) {
 	if s.spec.Net.Mode == "none" {
 		return nil
 	}
-	if s.d.NewNetwork == nil {
+	switch {
+	case s.spec.Net.Mode == modePort && s.uplink == nil:
+		return errors.New("a service's supervisor is started by its job's alone")
+	case s.uplink != nil:
+		s.network = s.uplink
+	case s.d.NewNetwork == nil:
 		return fmt.Errorf("this program has no network of mode %q", s.spec.Net.Mode)
-	}
-	if s.network, err = s.d.NewNetwork(ctx, s.dir, s.spec); err != nil {
-		return err
+	default:
+		if s.network, err = s.d.NewNetwork(ctx, s.dir, s.spec); err != nil {
+			return err
+		}
 	}
 	if err := s.egress.begin(s.dir, s.spec, s.network, s.log); err != nil {
 		return err
@@ -220,7 +234,11 @@ func (s *supervisor) boot(ctx context.Context) error {
 		return err
 	}
 	g := &guest{m: m, from: from, done: make(chan struct{}), hung: make(chan string, 1)}
-	if g.ch, err = newChannel(m.Control()); err != nil {
+	var streams func(*yamux.Session)
+	if s.spec.ServiceExec == ServiceExecOn {
+		streams = s.serviceRequests
+	}
+	if g.ch, err = newChannel(m.Control(), streams); err != nil {
 		m.Kill()
 		return err
 	}
@@ -271,6 +289,7 @@ func (s *supervisor) setup(ctx context.Context) error {
 	g := s.current()
 	ctx, cancel := g.with(ctx)
 	defer cancel()
+	g.ch.settle()
 	return bounded(ctx, func(ctx context.Context) error {
 		return g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
 	})
@@ -288,14 +307,21 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 		Env:      s.spec.Env,
 		Loopback: s.spec.Net.Loopback,
 		Nested:   s.spec.Nested,
+		Services: s.spec.ServiceExec,
 	}
 	if s.spec.Upper > 0 {
 		w.Upper = &guestwire.Disk{Serial: UpperSerial, FSType: "ext4"}
 	}
 	if s.port != nil {
 		n := s.port.Guest()
+		if len(s.spec.Services) > 0 || s.spec.Kind == ServiceKind {
+			// A service's bare name is asked for as it is before a search list is
+			// tried: db is not db.example.com.
+			n.Options = append(n.Options, "ndots:0")
+		}
 		w.Net = &n
 	}
+	w.NotNamed = slices.ContainsFunc(s.spec.Services, func(v Service) bool { return v.named(s.spec.Hostname) })
 	for i, sh := range s.spec.Shares {
 		w.Mounts = append(w.Mounts, guestwire.Mount{Kind: "virtiofs", Source: shareTag(i), Target: sh.Target, ReadOnly: sh.ReadOnly})
 	}

@@ -40,6 +40,8 @@ type LaunchOptions struct {
 	// Hook, when set, is called before each step of the launch: "make",
 	// "start", "wait", "adopt". For tests.
 	Hook func(step string)
+
+	uplink *os.File // of a service; the child gets a copy
 }
 
 // undoLimit bounds how long a supervisor may take to undo a launch before it
@@ -132,14 +134,9 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 	if len(o.Argv) == 0 {
 		return nil, errors.New("no program was named")
 	}
-	if c := o.Spec.Command; c != nil {
-		n := 0
-		for _, e := range c.Env {
-			n += len(e) + 8
-		}
-		if n > guestwire.MaxFrame/2 {
-			return nil, fault.Newf(fault.Usage, "the command's environment has %d bytes, at most %d can be given", n, guestwire.MaxFrame/2)
-		}
+	envs, err := environments(o.Spec)
+	if err != nil {
+		return nil, err
 	}
 	logf, err := os.OpenFile(filepath.Join(dir, LogFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -162,6 +159,10 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 	cmd.Env = append(append(InheritedEnv(os.Environ()), o.Env...), launchedEnv+"=1")
 	cmd.Stdout, cmd.Stderr = logf, logf
 	cmd.ExtraFiles = []*os.File{lock.File(), theirs}
+	if o.uplink != nil {
+		cmd.ExtraFiles = append(cmd.ExtraFiles, o.uplink)
+		cmd.Env[len(cmd.Env)-1] = launchedEnv + "=" + withUplink
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		conn.Close()
@@ -172,11 +173,44 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 		l.err = cmd.Wait()
 		close(l.done)
 	}()
-	if c := o.Spec.Command; c != nil {
+	for _, e := range envs {
 		// A supervisor that is gone already is told by wait.
-		_ = guestwire.Send(l.pipe, request{Op: opEnv, Env: c.Env})
+		_ = guestwire.Send(l.pipe, e)
 	}
 	return l, nil
+}
+
+// environments are what the supervisor is told on its pipe before it is waited
+// for: the environment of its command, and of its services'.
+func environments(s Spec) ([]request, error) {
+	var out []request
+	add := func(service string, c *Command) error {
+		if c == nil {
+			return nil
+		}
+		n := 0
+		for _, e := range c.Env {
+			n += len(e) + 8
+		}
+		if n > guestwire.MaxFrame/2 {
+			whose := "the command"
+			if service != "" {
+				whose = "service " + service
+			}
+			return fault.Newf(fault.Usage, "the environment of %s has %d bytes, at most %d can be given", whose, n, guestwire.MaxFrame/2)
+		}
+		out = append(out, request{Op: opEnv, Service: service, Env: c.Env})
+		return nil
+	}
+	if err := add("", s.Command); err != nil {
+		return nil, err
+	}
+	for _, v := range s.Services {
+		if err := add(v.Spec.ID, v.Spec.Command); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 // wait follows the start until the guest runs and adopts it; else it sees to
@@ -258,16 +292,28 @@ func TakeOver(dir string) (*fsx.Lock, error) {
 	}
 }
 
-// KillLeftover ends the processes that a directory's state names, told from
-// later ones by their start times, and returns those it found. The directory's
-// lock must be held, so that its supervisor is known to be gone.
+// KillLeftover ends the processes that a directory's state names, and those of
+// its services' states, told from later ones by their start times, and returns
+// those it found. The directory's lock must be held, so that its supervisor is
+// known to be gone; those of its services may be about to go.
 func KillLeftover(ctx context.Context, dir string) ([]int, error) {
-	return eachLeftover(dir, func(o Owner) (bool, error) { return o.Kill(ctx) })
+	found, err := eachLeftover(dir, func(o Owner) (bool, error) { return o.Kill(ctx) })
+	for _, d := range serviceDirs(dir) {
+		pids, kerr := killService(ctx, d)
+		found, err = append(found, pids...), errors.Join(err, kerr)
+	}
+	return found, err
 }
 
 // Leftover returns those that KillLeftover would end.
 func Leftover(_ context.Context, dir string) ([]int, error) {
-	return eachLeftover(dir, func(o Owner) (bool, error) { return o.Alive(), nil })
+	var found []int
+	var errs []error
+	for _, d := range append([]string{dir}, serviceDirs(dir)...) {
+		pids, err := eachLeftover(d, func(o Owner) (bool, error) { return o.Alive(), nil })
+		found, errs = append(found, pids...), append(errs, err)
+	}
+	return found, errors.Join(errs...)
 }
 
 func eachLeftover(dir string, f func(Owner) (bool, error)) ([]int, error) {

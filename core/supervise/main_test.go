@@ -27,6 +27,8 @@ func TestMain(m *testing.M) {
 		os.Exit(supervisorProcess(os.Args[len(os.Args)-1]))
 	case "launch":
 		os.Exit(launcherProcess())
+	case "listen":
+		os.Exit(listenProcess())
 	case "peer":
 		os.Exit(peerProcess())
 	}
@@ -71,6 +73,7 @@ func supervisorProcess(dir string) int {
 	d.Silent = os.Getenv("TEST_SUPERVISE_SILENT") != ""
 	deps := fakeDeps(d, &supervisetest.Network{})
 	deps.Log = logx.New(os.Stderr, slog.LevelDebug, false)
+	deps.Argv, deps.Env = relaunch()
 	if os.Getenv("TEST_SUPERVISE_CRASH") != "" {
 		deps.Hook = func(s string) {
 			if s == os.Getenv("TEST_SUPERVISE_CRASH") {
@@ -87,6 +90,16 @@ func supervisorProcess(dir string) int {
 		return 1
 	}
 	return 0
+}
+
+// relaunch is how a supervisor starts those of its services; they pause where
+// TEST_SUPERVISE_SERVICE_PAUSE says.
+func relaunch() (argv, env []string) {
+	env = []string{"TEST_SUPERVISE_MODE=supervise"}
+	if p := os.Getenv("TEST_SUPERVISE_SERVICE_PAUSE"); p != "" {
+		env = append(env, "TEST_SUPERVISE_PAUSE="+p)
+	}
+	return []string{"/proc/self/exe", "-test.run=^$"}, env
 }
 
 func launchOptions(dir string, s supervise.Spec, env ...string) supervise.LaunchOptions {

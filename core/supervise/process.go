@@ -18,8 +18,11 @@ import (
 )
 
 // launchedEnv tells a supervisor that descriptor 3 is its directory's lock,
-// held, and 4 its launcher.
-const launchedEnv = "VIRTKIT_SUPERVISE_FDS"
+// held, and 4 its launcher; with withUplink, 5 is its uplink.
+const (
+	launchedEnv = "VIRTKIT_SUPERVISE_FDS"
+	withUplink  = "uplink"
+)
 
 // Prefixes of names beside job directories.
 const (
@@ -35,12 +38,14 @@ func contextFor(d time.Duration) (context.Context, context.CancelFunc) {
 type inherited struct {
 	lock     *fsx.Lock
 	launcher *launcherPipe
+	uplink   *uplink // nil but for a service
 }
 
 // inherit takes over what Launch passed on, or takes the lock itself.
 func inherit(dir string) (*inherited, error) {
 	lockPath := dir + "/" + LockFile
-	if os.Getenv(launchedEnv) == "" {
+	how := os.Getenv(launchedEnv)
+	if how == "" {
 		ctx, cancel := contextFor(2 * time.Second) // a sweep or list may hold it for a moment
 		defer cancel()
 		if _, err := os.Stat(dir); err != nil {
@@ -69,7 +74,16 @@ func inherit(dir string) (*inherited, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking at the launcher's pipe: %w", err)
 	}
-	return &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn), env: make(chan []string, 1)}}, nil
+	in := &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn), env: make(chan []string, 1)}}
+	if how == withUplink {
+		unix.CloseOnExec(5)
+		c, err := uplinkConn(os.NewFile(5, "uplink"))
+		if err != nil {
+			return nil, err
+		}
+		in.uplink = newUplink(c)
+	}
+	return in, nil
 }
 
 // launcherPipe is the supervisor's end of the connection to the process that
@@ -94,8 +108,8 @@ func (p *launcherPipe) attach(ctx context.Context, s *supervisor) {
 	go func() {
 		var r request
 		err := guestwire.Recv(p.conn, &r)
-		if err == nil && r.Op == opEnv {
-			p.env <- r.Env
+		for err == nil && r.Op == opEnv {
+			s.takeEnv(r)
 			r = request{}
 			err = guestwire.Recv(p.conn, &r)
 		}
@@ -124,6 +138,24 @@ func (p *launcherPipe) attach(ctx context.Context, s *supervisor) {
 			}
 		}
 	}()
+}
+
+// takeEnv keeps the environment of the guest's command, or of a service's, until
+// that is started; each comes once.
+func (s *supervisor) takeEnv(r request) {
+	ch := s.launcher.env
+	if r.Service != "" {
+		ch = nil
+		for _, v := range s.services {
+			if v.spec.Spec.ID == r.Service {
+				ch = v.env
+			}
+		}
+	}
+	select {
+	case ch <- r.Env:
+	default:
+	}
 }
 
 // waiting reports whether a launcher has not adopted the guest.

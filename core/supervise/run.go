@@ -39,6 +39,9 @@ type Deps struct {
 	// KeepEgress is given the record of a guest whose directory goes with it.
 	// Nil drops it.
 	KeepEgress func(EgressRecord) error
+	// Argv and Env re-execute this program as the supervisor of a service, as
+	// LaunchOptions has them. No Argv: a guest with services does not start.
+	Argv, Env []string
 	// Templates keeps states of guests to start others from. Nil: all boot.
 	Templates Templates
 	// Log goes to sup.log. Nil discards.
@@ -109,6 +112,11 @@ type supervisor struct {
 	clients clients
 	egress  egressKeeper
 
+	services     []*service
+	endServices  context.CancelCauseFunc // nil until they are started
+	uplink       *uplink                 // of a service; else nil
+	serviceExecs limiter
+
 	mu    sync.Mutex
 	guest *guest // nil before the first boot and between boots
 }
@@ -174,7 +182,8 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 		return err
 	}
 	s = newSupervisor(dir, spec, d)
-	s.launcher = in.launcher
+	s.launcher, s.uplink = in.launcher, in.uplink
+	s.makeServices()
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end
 	defer end(nil)
@@ -182,6 +191,7 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 	defer stopSignals()
 	s.watchOwner(life)
 	s.watchDeadline(life)
+	s.watchUplink(life)
 	in.launcher.attach(life, s)
 
 	exit, ready := s.live(life, in.launcher)
@@ -246,6 +256,9 @@ func (s *supervisor) live(ctx context.Context, l *launcherPipe) (exit Exit, read
 		err = s.bootReady(bctx, &undo)
 	}
 	cancel()
+	if err == nil {
+		err = s.awaitServices(ctx)
+	}
 	if err != nil {
 		return s.failedStart(err, time.Since(start)), false
 	}
@@ -405,9 +418,32 @@ func (s *supervisor) watchOwner(ctx context.Context) {
 	}
 	go func() {
 		if o.wait(ctx) == nil {
+			s.orphaned()
 			s.end(&ending{reason: ReasonOwnerGone, detail: fmt.Sprintf("process %d, which the guest was for, is gone", o.PID)})
 		}
 	}()
+}
+
+// watchUplink ends a service whose job's supervisor is gone.
+func (s *supervisor) watchUplink(ctx context.Context) {
+	if s.uplink == nil {
+		return
+	}
+	go func() {
+		select {
+		case <-s.uplink.gone:
+			s.orphaned()
+			s.end(&ending{reason: ReasonOwnerGone, detail: errUplinkGone.Error()})
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// orphaned gives a service no grace: nobody is left who could use it.
+func (s *supervisor) orphaned() {
+	if s.spec.Kind == ServiceKind {
+		s.killNow()
+	}
 }
 
 func (s *supervisor) watchDeadline(ctx context.Context) {

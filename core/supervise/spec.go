@@ -21,7 +21,11 @@
 //	services/     one directory like this one for each of Spec.Services
 package supervise
 
-import "time"
+import (
+	"time"
+
+	"virtkit/core/guestwire"
+)
 
 // Spec says what a supervisor runs. It is written to <jobdir>/spec.json and
 // never holds a secret.
@@ -82,13 +86,13 @@ type Service struct {
 }
 
 // ServiceExec says whether a guest may run commands in its services.
-type ServiceExec string
+type ServiceExec = guestwire.ServiceExec
 
 // The values of ServiceExec.
 const (
-	ServiceExecNone    ServiceExec = ""        // it has none
-	ServiceExecOn      ServiceExec = "on"      //
-	ServiceExecRefused ServiceExec = "refused" // the host's configuration says no
+	ServiceExecNone    = guestwire.ServiceExecNone
+	ServiceExecOn      = guestwire.ServiceExecOn
+	ServiceExecRefused = guestwire.ServiceExecRefused
 )
 
 // Image is the root the guest runs.

@@ -36,7 +36,7 @@ const (
 	opUnpublish = "unpublish"
 	opEgress    = "egress"
 	opAdopt     = "adopt" // on the launcher's pipe alone
-	opEnv       = "env"   // likewise, first: the command's environment, which no file may hold
+	opEnv       = "env"   // likewise, first: the command's environment, or Service's, which no file may hold
 )
 
 type request struct {
@@ -45,6 +45,7 @@ type request struct {
 	Grace   time.Duration `json:"grace,omitempty"`
 	Publish *Publish      `json:"publish,omitempty"`
 	Env     []string      `json:"env,omitempty"`
+	Service string        `json:"service,omitempty"`
 	Stage   string        `json:"stage,omitempty"`
 }
 

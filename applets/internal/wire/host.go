@@ -162,11 +162,13 @@ func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(
 	}
 	return supervise.Launch(ctx, supervise.LaunchOptions{
 		Dir: r.Dir, Lock: r.Lock, Spec: r.Spec,
-		Argv:     []string{h.Env.Exe, "supervise"},
+		Argv:     h.supervisorArgv(),
 		Env:      h.supervisorEnv(),
 		Progress: progress,
 	})
 }
+
+func (h *Host) supervisorArgv() []string { return []string{h.Env.Exe, "supervise"} }
 
 // supervisorEnv makes the supervisor read the same configuration.
 func (h *Host) supervisorEnv() []string {

@@ -77,6 +77,8 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 			}
 			return h.newNetwork(s)
 		},
+		Argv:       h.supervisorArgv(),
+		Env:        h.supervisorEnv(),
 		Templates:  h.templates(),
 		KeepEgress: h.Egress.Keep,
 		Log:        h.Log,

@@ -235,6 +235,8 @@ func (a *agent) serve(st *yamux.Stream) {
 			}
 			go a.g.End(r, "")
 		}
+	case guestwire.OpDial:
+		a.dial(st, h.Body)
 	case guestwire.OpExec:
 		a.exec(st, h.Body)
 		return
@@ -247,6 +249,29 @@ func (a *agent) serve(st *yamux.Stream) {
 		guestwire.Send(st, guestwire.Reply{Err: "unknown op " + h.Op})
 	}
 	st.Close()
+}
+
+// dial finds every port of the guest on the host's 127.0.0.1 and says whether
+// it accepts.
+func (a *agent) dial(st *yamux.Stream, body []byte) {
+	var d guestwire.Dial
+	json.Unmarshal(body, &d)
+	_, port, _ := net.SplitHostPort(d.Addr)
+	var rep guestwire.Reply
+	if c, err := net.Dial(d.Network, "127.0.0.1:"+port); err != nil {
+		rep.Err = err.Error()
+	} else {
+		c.Close()
+	}
+	guestwire.Send(st, rep)
+}
+
+// OpenStream opens a stream to the host, as a guest's agent may.
+func (g *Guest) OpenStream() (net.Conn, error) {
+	g.agent.mu.Lock()
+	s := g.agent.sess
+	g.agent.mu.Unlock()
+	return s.OpenStream()
 }
 
 func (a *agent) setup(st *yamux.Stream, body []byte) {
