@@ -53,7 +53,8 @@ type Switch struct {
 
 	sockets   *sockets
 	openFlows atomic.Int64
-	warned    sometimes // of what guests' flows fail for
+	held      atomic.Int64 // bytes, of flows being listened to
+	warned    sometimes    // of what guests' flows fail for
 }
 
 // table says who is where. It is never changed once stored.

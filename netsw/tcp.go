@@ -91,7 +91,10 @@ func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
 	}
 	ctx, cancel := context.WithTimeout(g.sw.ctx, g.sw.cfg.DialTimeout)
 	defer cancel()
-	f := &tcpFlow{p: p, cancel: cancel}
+	f := &tcpFlow{p: p, cancel: cancel, dst: dst}
+	if a := g.sw.asker; a != nil {
+		f.listens = a.Listens(policy.Flow{Port: p.name, Proto: policy.TCP, Dst: dst})
+	}
 	if !p.track(f) {
 		p.c.drop(DropLimit)
 		finish(true)
@@ -179,7 +182,9 @@ type tcpFlow struct {
 	giveUp  func()         // ends that handshake, if it began
 	aborted bool
 
-	share int64 // of memory each way; see share
+	dst     netip.AddrPort // as the guest has it
+	listens bool           // whom it asks for is to be found out
+	share   int64          // of memory each way; see share
 }
 
 // shaking is said before the handshake with the guest, which ends in attach.
@@ -265,6 +270,11 @@ func (f *tcpFlow) outward(done <-chan struct{}) error {
 	entry, ch := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
 	f.wq.EventRegister(&entry)
 	defer f.wq.EventUnregister(&entry)
+	if f.listens {
+		if err := f.listen(ch); err != nil {
+			return err
+		}
+	}
 	w, err := newTryWriter(f.conn)
 	if err != nil {
 		return err
