@@ -47,8 +47,10 @@ type runOptions struct {
 	pull       string
 	platform   string
 	nested     bool
+	egress     egressFlags
 
 	// filled in by validate
+	held          *supervise.Egress // nil = nothing is restricted or recorded
 	parsedShares  []supervise.Share
 	parsedPublish []supervise.Publish
 	parsedEnv     []string
@@ -106,6 +108,10 @@ func runFlags(o *runOptions) []cli.Flag {
 		cliutil.Strings(&o.publish, "publish", "[ADDR:]HOST:GUEST[/udp]", "make a port of the guest reachable on this host").Short("p"),
 		cliutil.Custom("net-host-loopback", "", "let the guest reach this host's 127.0.0.1 at its gateway; with ports, pass those of the guest's own 127.0.0.1 on",
 			true, o.loopback.set).Optional("PORT,…"),
+		cliutil.Bool(&o.egress.audit, "audit-egress", "list what the guest contacted when it ends"),
+		cliutil.Strings(&o.egress.names, "allow-name", "SUFFIX", "let the guest look up and reach names with this DNS suffix, and else only what --allow-ip lists"),
+		cliutil.Strings(&o.egress.ips, "allow-ip", "CIDR[:PORT]", "let the guest reach this IPv4 network, and else only what --allow-name lists"),
+		cliutil.Bool(&o.egress.restrict, "egress-restrict", "let the guest reach nothing but what --allow-name and --allow-ip list"),
 		cliutil.String(&o.kernel, "kernel", "NAME", "guest kernel, by name or path").Default("[vmm] kernel"),
 		cliutil.Choice(&o.accel, "accel", "processor virtualization", "auto", "kvm", "tcg").Default("[vmm] accel"),
 		cliutil.Choice(&o.pull, "pull", "when to ask the registry", "always", "missing", "never"),
@@ -127,6 +133,10 @@ func (o *runOptions) validate(a *app) error {
 	}
 	if o.net == "none" && (len(o.publish) > 0 || o.loopback.all || len(o.loopback.ports) > 0) {
 		return cliutil.BadOption("flag --net none: a guest without a network has no ports")
+	}
+	var err error
+	if o.held, err = o.egress.policy(o.net); err != nil {
+		return err
 	}
 	if o.name != "" {
 		if err := checkName(o.name); err != nil {
@@ -216,6 +226,10 @@ func (o *runOptions) spec(c *conf.Config, root supervise.Image, ic image.Config,
 	if s.Upper == 0 {
 		s.Upper = c.VMM.Disk
 	}
+	if o.held != nil && s.Net.Mode != "switch" {
+		return s, fault.Newf(fault.Usage, "[net] mode is %q: only a switch holds a guest to its egress flags", s.Net.Mode).
+			Hint("give --net switch, or leave the egress flags out")
+	}
 	for _, v := range ic.Volumes {
 		s.Dirs = append(s.Dirs, supervise.Dir{Path: v}) // as the image has it, if it does
 	}
@@ -224,7 +238,7 @@ func (o *runOptions) spec(c *conf.Config, root supervise.Image, ic image.Config,
 
 // netSpec is the guest's network.
 func (o *runOptions) netSpec(c *conf.Config) supervise.NetSpec {
-	n := supervise.NetSpec{Mode: first(o.net, c.Net.Mode), HostLoopback: o.loopback.all, Loopback: o.loopback.ports, Publish: o.parsedPublish}
+	n := supervise.NetSpec{Mode: first(o.net, c.Net.Mode), HostLoopback: o.loopback.all, Loopback: o.loopback.ports, Publish: o.parsedPublish, Egress: o.held}
 	if n.Mode == "switch" && n.Loopback == nil {
 		n.Loopback = c.Net.HostLoopback
 	}

@@ -35,6 +35,8 @@ type guest interface {
 	state(ctx context.Context) supervise.State
 	// end ends it: in order, or at once when nothing of it is wanted.
 	end(ctx context.Context, inOrder bool) error
+	// egress is what was recorded of what it reached, also after its end.
+	egress(ctx context.Context) (supervise.EgressRecord, error)
 	id() string
 }
 
@@ -83,6 +85,9 @@ func (a *app) runIn(ctx context.Context, o *runOptions, gh guestHost, h *wire.Ho
 	}
 	s.exec = g.exec()
 	res, err := s.run(ctx, o.request(a, img.Config, argv))
+	if o.held != nil {
+		a.tellEgress(ctx, g)
+	}
 	if err != nil {
 		return lost(err, 1, func() supervise.State { return g.state(ctx) })
 	}
@@ -187,7 +192,7 @@ func (hg *hostGuests) start(ctx context.Context, s supervise.Spec) (guest, error
 			hg.a.say("%s", stepsText(st))
 		}
 	}
-	return &liveGuest{client: client, spec: r.Spec}, nil
+	return &liveGuest{client: client, spec: r.Spec, kept: hg.h.Egress}, nil
 }
 
 // stepsText says where a start's time went.
@@ -211,6 +216,7 @@ func release(r *ledger.Reservation) error {
 type liveGuest struct {
 	client *supervise.Client
 	spec   supervise.Spec
+	kept   *ledger.Egress
 }
 
 func (g *liveGuest) id() string { return g.spec.ID }

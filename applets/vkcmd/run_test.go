@@ -48,6 +48,7 @@ type fakeHost struct {
 	ends     []bool
 	execErr  error
 	onStart  func()
+	record   supervise.EgressRecord
 }
 
 func (f *fakeHost) resolve(context.Context, *runOptions) (*image.Image, error) {
@@ -74,6 +75,8 @@ func (f *fakeHost) exec() execFunc {
 	}
 	return f.prog.exec
 }
+
+func (f *fakeHost) egress(context.Context) (supervise.EgressRecord, error) { return f.record, nil }
 
 func (f *fakeHost) end(_ context.Context, inOrder bool) error {
 	f.ends = append(f.ends, inOrder)

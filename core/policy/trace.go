@@ -31,7 +31,10 @@ func LayerLines(run, build *Policy) []string {
 	return out
 }
 
-func (p *Policy) layerLine() string {
+func (p *Policy) layerLine() string { return "virtkit:   " + string(p.Phase) + ": " + p.Words() }
+
+// Words are the policy's layers in order with their lists.
+func (p *Policy) Words() string {
 	dry := ""
 	if p.dryRun() {
 		dry = " (dry-run, not enforced)"
@@ -46,7 +49,7 @@ func (p *Policy) layerLine() string {
 			parts = append(parts, "service "+CleanText(s.VM, maxVM)+" "+s.words(""))
 		}
 	}
-	return "virtkit:   " + string(p.Phase) + ": " + strings.Join(parts, "; ")
+	return strings.Join(parts, "; ")
 }
 
 func (l Lists) words(unrestricted string) string {
