@@ -32,6 +32,7 @@ type Port struct {
 	link atomic.Pointer[link] // nil = unplugged
 
 	asking     atomic.Int64 // open DNS questions
+	askers     atomic.Int64 // TCP connections that they come over
 	connecting atomic.Int64 // TCP connections being set up
 	pinging    atomic.Int64 // running pings
 

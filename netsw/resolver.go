@@ -26,8 +26,12 @@ type resolver struct {
 	end context.CancelFunc
 }
 
-// maxQuestions is how many questions of one guest may be open.
-const maxQuestions = 128
+// maxQuestions is how many questions of one guest may be open, and maxAskers how
+// many TCP connections it may have to ask over.
+const (
+	maxQuestions = 128
+	maxAskers    = 16
+)
 
 func newResolver(g *gateway) (*resolver, error) {
 	r := &resolver{sw: g.sw}
@@ -73,6 +77,20 @@ func (r *resolver) Enter(client netip.Addr) (dnsd.Client, bool) {
 	return asker{p}, true
 }
 
+// Connect begins a connection that a guest asks over.
+func (r *resolver) Connect(client netip.Addr) (leave func(), ok bool) {
+	p := r.sw.table.Load().byIP[client.As4()]
+	if p == nil {
+		return nil, false
+	}
+	if p.askers.Add(1) > maxAskers {
+		p.askers.Add(-1)
+		p.c.drop(DropLimit)
+		return nil, false
+	}
+	return func() { p.askers.Add(-1) }, true
+}
+
 // Lookup finds a guest of the job by name.
 func (r *resolver) Lookup(name string) (netip.Addr, bool) {
 	if p := r.sw.table.Load().byName[policy.CanonicalName(name)]; p != nil {
@@ -104,6 +122,16 @@ func (a asker) Allow(name string, qtype uint16) bool {
 		a.p.sw.log.Debug("refused a question", "vm", a.p.name, "name", name, "layer", v.Layer, "reason", v.Reason)
 	}
 	return v.Allow
+}
+
+// Unreadable decides over a question that cannot be rebuilt.
+func (a asker) Unreadable() bool {
+	q := a.p.sw.questioner
+	if q == nil || !q.Unreadable(a.p.name).Allow {
+		a.p.c.drop(DropDenied)
+		return false
+	}
+	return true
 }
 
 func (a asker) Forwarded(sent, received int) {

@@ -4,10 +4,13 @@
 //
 // A question that is passed on is rebuilt: what goes upstream is its name (the
 // case kept), type and class, the RD, AD and CD flags, and a bare EDNS record.
-// Nothing else that a guest writes leaves the host this way, and what cannot be
-// rebuilt is answered REFUSED (NOTIMP for updates and notifications). Answers
-// are passed back as they came but for the identifier, and cut, with TC set,
-// to what the client said it takes.
+// The identifier is another, so that nobody who knows the guest's can answer in
+// the resolver's place. Nothing else that a guest writes leaves the host this way.
+// What cannot be rebuilt is answered REFUSED (NOTIMP for updates and
+// notifications), unless the client may send what it likes; zone transfers are
+// refused in any case, because their answers are streams. Answers are passed back
+// as they came but for the identifier, and cut, with TC set, to what the client
+// said it takes.
 package dnsd
 
 import (
@@ -30,9 +33,10 @@ import (
 
 // Limits.
 const (
-	maxOpen    = 256              // questions being answered
+	maxOpen    = 256              // questions over UDP being answered
 	maxStreams = 64               // TCP connections
-	maxPiped   = 16               // questions of one connection being answered
+	maxPiped   = 8                // questions of one connection being answered
+	maxMessage = 8 << 10          // bytes of a question over TCP
 	streamIdle = 10 * time.Second // without a question on a TCP connection
 	localTTL   = 30               // seconds, of the job's own names
 	minSize    = 512              // UDP answer without EDNS
@@ -52,6 +56,9 @@ type Config struct {
 type Job interface {
 	// Enter begins a question of the guest with this address; not ok drops it.
 	Enter(client netip.Addr) (Client, bool)
+	// Connect begins a TCP connection of that guest, and leave ends it; not ok
+	// closes it.
+	Connect(client netip.Addr) (leave func(), ok bool)
 	// Lookup finds a guest by a name without final dot, in any case.
 	Lookup(name string) (netip.Addr, bool)
 	// Reverse names an address; ok says whether it is of the job's network,
@@ -65,6 +72,9 @@ type Client interface {
 	// Allow decides over a name (as written, without final dot) before
 	// anything is sent upstream.
 	Allow(name string, qtype uint16) bool
+	// Unreadable decides over a question that cannot be read or rebuilt: whether
+	// it is passed on as it is.
+	Unreadable() bool
 	// Forwarded counts the bytes of a question that went upstream and of its answer.
 	Forwarded(sent, received int)
 	// WantsAnswers says whether Answered is to be called.
@@ -144,8 +154,15 @@ func (s *Server) ServeStream(ctx context.Context, ln net.Listener) {
 			c.Close()
 			continue
 		}
+		leave, ok := s.cfg.Job.Connect(addrOf(c.RemoteAddr()))
+		if !ok {
+			<-s.streams
+			c.Close()
+			continue
+		}
 		wg.Go(func() {
 			defer func() { <-s.streams }()
+			defer leave()
 			s.stream(ctx, c)
 		})
 	}
@@ -166,6 +183,9 @@ func (s *Server) stream(ctx context.Context, c net.Conn) {
 		_ = c.SetReadDeadline(time.Now().Add(streamIdle))
 		var l [2]byte
 		if _, err := io.ReadFull(c, l[:]); err != nil {
+			return
+		}
+		if binary.BigEndian.Uint16(l[:]) > maxMessage {
 			return
 		}
 		q := make([]byte, binary.BigEndian.Uint16(l[:]))
@@ -191,12 +211,18 @@ func (s *Server) stream(ctx context.Context, c net.Conn) {
 func (s *Server) answer(ctx context.Context, from netip.Addr, q []byte, stream bool) []byte {
 	cl, ok := s.cfg.Job.Enter(from)
 	if !ok {
-		return nil
+		if !stream || !asks(q) {
+			return nil
+		}
+		return header(q, dns.RcodeServerFailure) // silence would stop the stream's other questions too
 	}
 	defer cl.Leave()
-	qu, reply := parse(q)
+	qu, odd := parse(q)
 	if qu == nil {
-		return reply
+		if odd.told && cl.Unreadable() && odd.relay {
+			return s.relay(ctx, cl, q, stream)
+		}
+		return odd.reply
 	}
 	if r := s.local(qu); r != nil {
 		return r.pack(stream)
@@ -219,45 +245,55 @@ type question struct {
 	size int // of a UDP answer that the client takes
 }
 
-// parse takes a message apart. Without a question, reply is what to send: nil
-// for what is no question at all.
-func parse(b []byte) (qu *question, reply []byte) {
-	if len(b) < 12 || b[2]&0x80 != 0 { // no header, or an answer
-		return nil, nil
+// oddity is a message that is not a question which can be rebuilt.
+type oddity struct {
+	reply []byte // nil = none is due
+	told  bool   // it is one that a guest wants passed on
+	relay bool   // and that can be, as it is
+}
+
+// asks tells queries from answers and from what has no header.
+func asks(b []byte) bool { return len(b) >= 12 && b[2]&0x80 == 0 }
+
+// parse takes a message apart.
+func parse(b []byte) (*question, oddity) {
+	if !asks(b) {
+		return nil, oddity{}
 	}
-	if op := b[2] >> 3 & 15; op != dns.OpcodeQuery {
-		return nil, header(b, dns.RcodeNotImplemented)
+	refused := oddity{header(b, dns.RcodeRefused), true, true}
+	switch b[2] >> 3 & 15 {
+	case dns.OpcodeQuery:
+	case dns.OpcodeUpdate, dns.OpcodeNotify:
+		return nil, oddity{header(b, dns.RcodeNotImplemented), true, true}
+	default:
+		return nil, refused
 	}
 	m := new(dns.Msg)
 	if err := m.Unpack(b); err != nil || len(m.Question) != 1 || len(m.Answer) != 0 || len(m.Ns) != 0 {
-		return nil, header(b, dns.RcodeRefused)
+		return nil, refused
 	}
-	qu = &question{id: m.Id, q: m.Question[0], msg: m, size: minSize}
+	qu := &question{id: m.Id, q: m.Question[0], msg: m, size: minSize}
 	for _, rr := range m.Extra {
 		opt, ok := rr.(*dns.OPT)
 		if !ok || qu.edns { // a signature, say: it does not survive
-			return nil, header(b, dns.RcodeRefused)
+			return nil, refused
 		}
 		qu.edns, qu.do = true, opt.Do()
 		qu.size = max(minSize, int(opt.UDPSize()))
 		if opt.Version() != 0 {
-			r := qu.reply(dns.RcodeBadVers)
-			return nil, r.pack(false)
+			return nil, oddity{reply: qu.reply(dns.RcodeBadVers).pack(false)}
 		}
 	}
 	switch qu.q.Qtype {
 	case dns.TypeAXFR, dns.TypeIXFR, dns.TypeMAILA, dns.TypeMAILB:
-		return nil, header(b, dns.RcodeRefused)
-	}
-	if qu.q.Qclass != dns.ClassINET {
-		return nil, header(b, dns.RcodeRefused)
+		return nil, oddity{reply: refused.reply, told: true}
 	}
 	end := questionEnd(b)
-	if end < 0 {
-		return nil, header(b, dns.RcodeRefused)
+	if qu.q.Qclass != dns.ClassINET || end < 0 {
+		return nil, refused
 	}
 	qu.raw = b[12:end]
-	return qu, nil
+	return qu, oddity{}
 }
 
 // questionEnd is where the first question ends; -1 when its name is

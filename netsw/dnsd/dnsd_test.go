@@ -37,6 +37,7 @@ func upstream(t *testing.T, handle func(w dns.ResponseWriter, q *dns.Msg, tcp bo
 		tcp := s.Listener != nil
 		up := make(chan struct{})
 		s.NotifyStartedFunc = func() { close(up) }
+		s.MsgAcceptFunc = func(dns.Header) dns.MsgAcceptAction { return dns.MsgAccept }
 		s.Handler = dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) { handle(w, q, tcp) })
 		go func() { _ = s.ActivateAndServe() }()
 		<-up
@@ -51,6 +52,8 @@ type job struct {
 	sent     int
 	answered []dnsd.Answer
 	wants    bool
+	relays   bool
+	last     string // name asked about
 }
 
 func (j *job) Enter(netip.Addr) (dnsd.Client, bool) { return client{j}, true }
@@ -69,10 +72,25 @@ func (j *job) Reverse(a netip.Addr) (string, bool) {
 	return "", netip.MustParsePrefix("10.0.0.0/24").Contains(a)
 }
 
+func (j *job) Connect(netip.Addr) (func(), bool) { return func() {}, true }
+
+// asked is the name that Allow was last asked about.
+func (j *job) asked() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.last
+}
+
 type client struct{ j *job }
 
-func (c client) Leave()                               {}
-func (c client) Allow(name string, qtype uint16) bool { return !strings.EqualFold(name, "denied.test") }
+func (c client) Leave() {}
+func (c client) Allow(name string, qtype uint16) bool {
+	c.j.mu.Lock()
+	defer c.j.mu.Unlock()
+	c.j.last = name
+	return !strings.EqualFold(name, "denied.test")
+}
+func (c client) Unreadable() bool { return c.j.relays }
 func (c client) Forwarded(sent, received int) {
 	c.j.mu.Lock()
 	defer c.j.mu.Unlock()
@@ -209,6 +227,12 @@ func TestWhatCannotBeRebuilt(t *testing.T) {
 	notify := new(dns.Msg).SetNotify("example.test.")
 	two := question("a.test.", dns.TypeA)
 	two.Question = append(two.Question, two.Question[0])
+	iquery, status := question("a.test.", dns.TypeA), question("a.test.", dns.TypeA)
+	iquery.Opcode, status.Opcode = dns.OpcodeIQuery, dns.OpcodeStatus
+	signed := question("a.test.", dns.TypeA)
+	signed.SetTsig("key.", dns.HmacSHA256, 300, 1)
+	answered := question("a.test.", dns.TypeA)
+	addA(answered, "a.test.", "192.0.2.1", 1)
 	chaos := question("version.bind.", dns.TypeTXT)
 	chaos.Question[0].Qclass = dns.ClassCHAOS
 	extra := question("a.test.", dns.TypeA)
@@ -222,9 +246,16 @@ func TestWhatCannotBeRebuilt(t *testing.T) {
 	}{
 		"update": {update, dns.RcodeNotImplemented}, "notify": {notify, dns.RcodeNotImplemented},
 		"two questions": {two, dns.RcodeRefused}, "chaos": {chaos, dns.RcodeRefused}, "records with it": {extra, dns.RcodeRefused},
+		"inverse query": {iquery, dns.RcodeRefused}, "status": {status, dns.RcodeRefused}, "a signature": {signed, dns.RcodeRefused},
+		"an answer in it": {answered, dns.RcodeRefused}, "IXFR": {question("example.test.", dns.TypeIXFR), dns.RcodeRefused},
 		"transfer": {question("example.test.", dns.TypeAXFR), dns.RcodeRefused}, "EDNS 1": {vers, dns.RcodeBadVers},
 	} {
-		if r := ask(t, "udp", to, c.q); r.Rcode != c.rcode || r.Id != c.q.Id {
+		b, err := c.q.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := new(dns.Msg)
+		if err := r.Unpack(raw(t, to, b)); err != nil || r.Rcode != c.rcode || r.Id != c.q.Id {
 			t.Errorf("%s: %s, want %s", what, dns.RcodeToString[r.Rcode], dns.RcodeToString[c.rcode])
 		}
 	}

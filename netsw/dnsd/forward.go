@@ -10,7 +10,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,14 +23,34 @@ import (
 // before a client's own five seconds.
 const rounds = 2
 
-// forward asks the resolvers in turn, beginning with the one that answered
-// last. A resolver that refuses or fails is remembered, and its answer is given
-// when no other does better.
+// forward passes a question on, rebuilt, and its answer back.
 func (s *Server) forward(ctx context.Context, cl Client, qu *question, stream bool) []byte {
 	query, err := qu.rebuild()
 	if err != nil {
 		return qu.reply(dns.RcodeRefused).pack(stream)
 	}
+	if resp := s.ask(ctx, cl, query, answers, stream, false); resp != nil {
+		return s.pass(cl, qu, resp, stream)
+	}
+	return qu.reply(dns.RcodeServerFailure).pack(stream)
+}
+
+// relay passes a message on as it is but for its identifier, and its answer back.
+func (s *Server) relay(ctx context.Context, cl Client, q []byte, stream bool) []byte {
+	query := bytes.Clone(q)
+	binary.BigEndian.PutUint16(query, uint16(rand.Uint32()))
+	resp := s.ask(ctx, cl, query, replies, stream, stream)
+	if resp == nil {
+		return header(q, dns.RcodeServerFailure)
+	}
+	copy(resp, q[:2])
+	return resp
+}
+
+// ask asks the resolvers in turn, beginning with the one that answered last. A
+// resolver that refuses or fails is remembered, and its answer is given when no
+// other does better. Nil is that none answered.
+func (s *Server) ask(ctx context.Context, cl Client, query []byte, match matcher, whole, tcp bool) []byte {
 	ctx, cancel := context.WithTimeout(ctx, rounds*s.cfg.Timeout+s.cfg.Timeout/4)
 	defer cancel()
 	var second []byte
@@ -40,7 +59,7 @@ func (s *Server) forward(ctx context.Context, cl Client, qu *question, stream bo
 	start := int(s.best.Load())
 	for try := 0; try < rounds*n && ctx.Err() == nil; try++ {
 		i := (start + try) % n
-		resp, err := s.exchange(ctx, s.cfg.Upstreams[i], query, stream)
+		resp, err := s.exchange(ctx, s.cfg.Upstreams[i], query, match, whole, tcp)
 		if err != nil {
 			last = err
 			continue
@@ -54,18 +73,15 @@ func (s *Server) forward(ctx context.Context, cl Client, qu *question, stream bo
 			if try < n-1 {
 				continue
 			}
-			return s.pass(cl, qu, second, stream)
+			return second
 		}
 		s.best.Store(int32(i))
-		return s.pass(cl, qu, resp, stream)
+		return resp
 	}
-	if second != nil {
-		return s.pass(cl, qu, second, stream)
-	}
-	if ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	if second == nil && (ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded)) {
 		s.warn(last)
 	}
-	return qu.reply(dns.RcodeServerFailure).pack(stream)
+	return second
 }
 
 // warn logs, at most every ten seconds, that guests get no answers.
@@ -99,22 +115,28 @@ func (qu *question) rebuild() ([]byte, error) {
 	return out, nil
 }
 
-// exchange asks one resolver over UDP, and over TCP when the answer was cut
-// and the client itself uses TCP.
-func (s *Server) exchange(ctx context.Context, to netip.AddrPort, query []byte, stream bool) ([]byte, error) {
+// matcher tells whether an answer belongs to a query.
+type matcher func(resp, query []byte) bool
+
+// exchange asks one resolver over UDP, and over TCP when the answer was cut and
+// the client itself uses TCP, and so can take it whole; with tcp at once.
+func (s *Server) exchange(ctx context.Context, to netip.AddrPort, query []byte, match matcher, whole, tcp bool) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	resp, err := askUDP(ctx, to, query)
+	if tcp {
+		return askTCP(ctx, to, query, match)
+	}
+	resp, err := askUDP(ctx, to, query, match)
 	if err != nil {
 		return nil, err
 	}
-	if stream && resp[2]&0x02 != 0 {
-		return askTCP(ctx, to, query)
+	if whole && resp[2]&0x02 != 0 {
+		return askTCP(ctx, to, query, match)
 	}
 	return resp, nil
 }
 
-func askUDP(ctx context.Context, to netip.AddrPort, query []byte) ([]byte, error) {
+func askUDP(ctx context.Context, to netip.AddrPort, query []byte, match matcher) ([]byte, error) {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
 	if err != nil {
 		return nil, fmt.Errorf("asking %s: %w", to, err)
@@ -131,13 +153,13 @@ func askUDP(ctx context.Context, to netip.AddrPort, query []byte) ([]byte, error
 		if err != nil {
 			return nil, fmt.Errorf("asking %s: %w", to, err)
 		}
-		if answers((*buf)[:n], query) {
+		if match((*buf)[:n], query) {
 			return bytes.Clone((*buf)[:n]), nil
 		}
 	}
 }
 
-func askTCP(ctx context.Context, to netip.AddrPort, query []byte) ([]byte, error) {
+func askTCP(ctx context.Context, to netip.AddrPort, query []byte, match matcher) ([]byte, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "tcp", to.String())
 	if err != nil {
@@ -156,16 +178,21 @@ func askTCP(ctx context.Context, to netip.AddrPort, query []byte) ([]byte, error
 	if _, err := io.ReadFull(c, resp); err != nil {
 		return nil, fmt.Errorf("asking %s over TCP: %w", to, err)
 	}
-	if !answers(resp, query) {
+	if !match(resp, query) {
 		return nil, fmt.Errorf("asking %s over TCP: the answer is to another question", to)
 	}
 	return resp, nil
 }
 
+// replies tells whether resp may belong to query, whatever they are about.
+func replies(resp, query []byte) bool {
+	return len(resp) >= 12 && resp[0] == query[0] && resp[1] == query[1] && resp[2]&0x80 != 0 && (resp[2]^query[2])&0x78 == 0
+}
+
 // answers tells whether resp belongs to query: same identifier, and the same
-// question (case aside) unless it is an error that repeats none.
+// question (the name's case aside) unless it is an error that repeats none.
 func answers(resp, query []byte) bool {
-	if len(resp) < 12 || resp[0] != query[0] || resp[1] != query[1] || resp[2]&0x80 == 0 {
+	if !replies(resp, query) {
 		return false
 	}
 	if binary.BigEndian.Uint16(resp[4:]) == 0 {
@@ -173,7 +200,24 @@ func answers(resp, query []byte) bool {
 	}
 	end := questionEnd(query)
 	return end > 0 && len(resp) >= end && binary.BigEndian.Uint16(resp[4:]) == 1 &&
-		bytes.EqualFold(resp[12:end], query[12:end])
+		sameName(resp[12:end-4], query[12:end-4]) && bytes.Equal(resp[end-4:end], query[end-4:end])
+}
+
+// sameName compares names as they are in messages, folding ASCII's letters
+// alone. Lengths of labels are below them.
+func sameName(a, b []byte) bool {
+	lower := func(c byte) byte {
+		if c >= 'A' && c <= 'Z' {
+			return c + 'a' - 'A'
+		}
+		return c
+	}
+	for i := range a {
+		if lower(a[i]) != lower(b[i]) {
+			return false
+		}
+	}
+	return len(a) == len(b)
 }
 
 // pass makes a resolver's answer the client's.
@@ -183,22 +227,26 @@ func (s *Server) pass(cl Client, qu *question, resp []byte, stream bool) []byte 
 	}
 	binary.BigEndian.PutUint16(resp, qu.id)
 	copy(resp[12:], qu.raw) // the client's own case, whatever came back
-	tooLong := !stream && len(resp) > qu.size
-	if !tooLong && !cl.WantsAnswers() {
+	tell := cl.WantsAnswers()
+	if tell {
+		a, err := opened(qu, resp)
+		if err != nil {
+			// Not known what it says: a guest that used it would be refused
+			// without anyone knowing why.
+			return qu.reply(dns.RcodeServerFailure).pack(stream)
+		}
+		if len(a.Addrs) > 0 {
+			cl.Answered(a)
+		}
+	}
+	if stream || len(resp) <= qu.size {
 		return resp
 	}
 	m := new(dns.Msg)
 	if err := m.Unpack(resp); err != nil {
-		// Nothing is known of what it says: nothing of it may be used.
-		return qu.reply(dns.RcodeServerFailure).pack(stream)
-	}
-	if cl.WantsAnswers() {
-		if a := opened(qu, m); len(a.Addrs) > 0 {
-			cl.Answered(a)
-		}
-	}
-	if !tooLong {
-		return resp
+		r := qu.reply(dns.RcodeSuccess)
+		r.m.Truncated = true // it may have it whole over TCP
+		return r.pack(stream)
 	}
 	m.Compress = true
 	m.Truncate(qu.size)
@@ -207,30 +255,4 @@ func (s *Server) pass(cl Client, qu *question, resp []byte, stream bool) []byte 
 		return qu.reply(dns.RcodeServerFailure).pack(stream)
 	}
 	return b
-}
-
-// opened lists the addresses of an answer, through its CNAMEs.
-func opened(qu *question, m *dns.Msg) Answer {
-	a := Answer{Names: []string{strings.TrimSuffix(qu.q.Name, ".")}}
-	ttl := uint32(1 << 31)
-	at := strings.ToLower(qu.q.Name)
-	for _, rr := range m.Answer {
-		if strings.ToLower(rr.Header().Name) != at {
-			continue
-		}
-		switch rr := rr.(type) {
-		case *dns.CNAME:
-			at = strings.ToLower(rr.Target)
-			a.Names = append(a.Names, strings.TrimSuffix(rr.Target, "."))
-		case *dns.A:
-			if ip, ok := netip.AddrFromSlice(rr.A.To4()); ok {
-				a.Addrs = append(a.Addrs, ip)
-			}
-		default:
-			continue
-		}
-		ttl = min(ttl, rr.Header().Ttl)
-	}
-	a.TTL = time.Duration(ttl) * time.Second
-	return a
 }

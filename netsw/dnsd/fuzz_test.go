@@ -16,6 +16,8 @@ func (refuser) Lookup(string) (netip.Addr, bool)    { return netip.Addr{}, false
 func (refuser) Reverse(a netip.Addr) (string, bool) { return "db", a.IsPrivate() }
 func (refuser) Leave()                              {}
 func (refuser) Allow(string, uint16) bool           { return false }
+func (refuser) Unreadable() bool                    { return false }
+func (refuser) Connect(netip.Addr) (func(), bool)   { return func() {}, true }
 func (refuser) Forwarded(int, int)                  {}
 func (refuser) WantsAnswers() bool                  { return true }
 func (refuser) Answered(Answer)                     {}
