@@ -254,7 +254,7 @@ func (ns *namespace) udp(t *testing.T, at string) *net.UDPConn {
 	t.Helper()
 	var c net.PacketConn
 	var err error
-	ns.run(func() { c, err = net.ListenPacket("udp4", at) })
+	ns.run(func() { c, err = net.ListenPacket("udp", at) })
 	must(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c.(*net.UDPConn)
