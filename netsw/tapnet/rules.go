@@ -51,7 +51,6 @@ table inet virtkit {
 		oifname "vktap*" drop
 	}
 	chain from_guest {
-		ct state established,related accept
 		ip daddr @resolvers meta l4proto { tcp, udp } th dport 53 accept
 		ip daddr { 0.0.0.0/8, 127.0.0.0/8, 224.0.0.0/4, 240.0.0.0/4 } drop
 		oifname "vktap*" meta l4proto tcp reject with tcp reset
