@@ -1,0 +1,304 @@
+package atop
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+
+	format "virtkit/core/atop"
+)
+
+// process is what is known of a living process: its counters at the sample
+// before and what does not change while it does not run.
+type process struct {
+	round   int
+	start   int64 // ticks since the boot
+	kernel  bool
+	name    string
+	cmdline string
+	cgroup  string
+	ran     [3]int64 // schedstat: time, delay, turns
+	last    format.Proc
+	// Counters of format.Proc as they stood.
+	user, sys, delay, blk int64
+	minflt, majflt        int64
+	rsect, wsect, csect   int64
+	threads               map[int]*thread // nil of a process of one
+	channels              []format.Channel
+	written               bool // channels was recorded
+}
+
+// thread is one of several of a process.
+type thread struct {
+	round int
+	ran   [3]int64
+	state byte
+	wchan string
+	delay int64
+}
+
+// kthread is PF_KTHREAD of the flags in /proc/PID/stat.
+const kthread = 0x00200000
+
+func (r *Recorder) processes(s *format.Sample) {
+	var dead []*ended
+	if r.exits != nil {
+		var lost int64
+		dead, lost = r.exits.take()
+		if lost > 0 && !r.told {
+			r.told = true
+			r.log("atop: tasks end faster than they can be recorded: some are missing in the recording")
+		}
+	}
+	for _, e := range dead {
+		r.ending(s, e)
+	}
+	dir, err := os.Open(r.root)
+	if err != nil {
+		return
+	}
+	names, _ := dir.Readdirnames(-1)
+	dir.Close()
+	seen := 0
+	for _, n := range names {
+		pid, err := strconv.Atoi(n)
+		if err != nil {
+			continue
+		}
+		if seen++; seen > maxSeen {
+			break
+		}
+		r.process(s, pid)
+	}
+	for pid, p := range r.procs {
+		if p.round != r.round {
+			delete(r.procs, pid)
+		}
+	}
+	for pid := range r.ended {
+		if _, err := os.Stat(r.root + strconv.Itoa(pid)); err != nil {
+			delete(r.ended, pid)
+		}
+	}
+	if r.exits != nil {
+		r.exits.forget(func(pid int) bool { _, err := os.Stat(r.root + strconv.Itoa(pid)); return err == nil })
+	}
+}
+
+// ending records a process that has ended.
+func (r *Recorder) ending(s *format.Sample, e *ended) {
+	const us = 1e6 / hertz
+	p := format.Proc{
+		PID: e.pid, Name: e.name, State: 'E', UID: e.uid, GID: e.gid, EUID: e.uid, EGID: e.gid, SUID: e.uid, SGID: e.gid, FUID: e.uid, FGID: e.gid,
+		Threads: e.threads, Start: e.start, PPID: e.ppid, Elapsed: e.elapsed / us, New: true,
+		Hertz: hertz, Nice: e.nice, Policy: e.policy, Prio: 120 + e.nice, CPU: -1, PageSize: r.page,
+		VSize: e.vsize, RSize: e.rss, IO: true,
+	}
+	if sig := e.status & 0x7f; e.status&0xff != 0 {
+		p.Exit = int(sig) + 256
+	} else {
+		p.Exit = int(e.status >> 8 & 0xff)
+	}
+	user, sys := e.user, e.sys
+	p.MinFlt, p.MajFlt, p.RunDelay = e.minflt, e.majflt, e.delay
+	p.BlkDelay = e.blkDelay / (1e9 / hertz)
+	p.RSect, p.WSect, p.CancelWSect = e.read/512, e.write/512, e.undid/512
+	p.VGrow, p.RGrow = p.VSize, p.RSize
+	if o := r.procs[e.pid]; o != nil {
+		p.New = false
+		p.Start = o.last.Start
+		user, sys = user-o.user*us, sys-o.sys*us
+		p.MinFlt, p.MajFlt, p.RunDelay = p.MinFlt-o.minflt, p.MajFlt-o.majflt, p.RunDelay-o.delay
+		p.BlkDelay -= o.blk
+		p.RSect, p.WSect, p.CancelWSect = p.RSect-o.rsect, p.WSect-o.wsect, p.CancelWSect-o.csect
+		p.VGrow, p.RGrow = p.VSize-o.last.VSize, p.RSize-o.last.RSize
+		delete(r.procs, e.pid)
+	}
+	for _, v := range []*int64{&user, &sys, &p.MinFlt, &p.MajFlt, &p.RunDelay, &p.BlkDelay, &p.RSect, &p.WSect, &p.CancelWSect} {
+		*v = max(0, *v)
+	}
+	p.User, p.Sys = r.ticks(user+sys, user)
+	p.Reads, p.Writes = p.RSect, p.WSect
+	r.ended[e.pid] = true
+	s.Procs = append(s.Procs, p)
+}
+
+// ticks are microseconds in ticks, of which a part is user's. What is left over
+// goes to the next process, so that a thousand short ones do not cost nothing.
+func (r *Recorder) ticks(total, user int64) (u, s int64) {
+	const us = 1e6 / hertz
+	if total == 0 {
+		return 0, 0
+	}
+	r.over += total
+	t := r.over / us
+	r.over %= us
+	u = (user*t + total/2) / total
+	return u, t - u
+}
+
+// process records a living one.
+func (r *Recorder) process(s *format.Sample, pid int) {
+	b := r.read(pidPath(r.root, pid, "stat"))
+	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if open < 0 || end < open {
+		return // gone
+	}
+	var f [42][]byte
+	name := b[open+1 : end]
+	if fields(b[end+1:], f[:]) < 40 {
+		return
+	}
+	state := f[0][0]
+	if r.ended[pid] {
+		if state == 'Z' || state == 'X' {
+			return
+		}
+		delete(r.ended, pid) // another one of that number
+	}
+	start := num(f[19])
+	o := r.procs[pid]
+	fresh := o == nil || o.start != start
+	if fresh {
+		o = &process{start: start, kernel: num(f[6])&kthread != 0}
+		r.procs[pid] = o
+	}
+	o.round = r.round
+	if o.name != string(name[:min(len(name), format.MaxName)]) {
+		o.name, o.cmdline = string(name[:min(len(name), format.MaxName)]), "" // it has run another program
+		if !o.kernel {
+			fresh = true
+		}
+	}
+	p := format.Proc{
+		PID: pid, Name: o.name, State: state, PPID: int(num(f[1])), Threads: int(num(f[17])), Start: r.bootAt + start/hertz,
+		New: o.last.Hertz == 0, Hertz: hertz, Nice: int(num(f[16])), Prio: int(num(f[15])) + 100, CPU: int(num(f[36])),
+		RTPrio: int(num(f[37])), Policy: int(num(f[38])), PageSize: r.page, VSize: num(f[20]) / 1024, RSize: num(f[21]) * r.page / 1024,
+	}
+	user, sys, minflt, majflt, blk := num(f[11]), num(f[12]), num(f[7]), num(f[9]), num(f[39])
+	p.User, p.Sys = since(user, o.user), since(sys, o.sys)
+	p.MinFlt, p.MajFlt, p.BlkDelay = since(minflt, o.minflt), since(majflt, o.majflt), since(blk, o.blk)
+	p.VGrow, p.RGrow = p.VSize-o.last.VSize, p.RSize-o.last.RSize
+	o.user, o.sys, o.minflt, o.majflt, o.blk = user, sys, minflt, majflt, blk
+	switch {
+	case o.kernel:
+		p.IO = o.last.IO
+		count(&p, state)
+	default:
+		r.program(s, &p, o, fresh)
+	}
+	p.Cmdline, p.CGroup = o.cmdline, o.cgroup
+	o.last = p
+	s.Procs = append(s.Procs, p)
+}
+
+// count counts one thread by its state.
+func count(p *format.Proc, state byte) {
+	switch state {
+	case 'R':
+		p.Running++
+	case 'S':
+		p.Sleeping++
+	case 'D', 'I':
+		p.Blocked++
+	}
+}
+
+// program reads what only a process of user space has.
+func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh bool) {
+	dir := r.root + strconv.Itoa(p.PID) + "/"
+	ran := schedstat(r.read(dir + "schedstat"))
+	idle := !fresh && p.Threads == 1 && o.threads == nil && ran[2] > 0 && ran == o.ran && o.last.State != 'R' && p.State == o.last.State && p.RSize == o.last.RSize
+	o.ran = ran
+	if idle {
+		l := &o.last
+		p.UID, p.GID, p.EUID, p.EGID, p.SUID, p.SGID, p.FUID, p.FGID = l.UID, l.GID, l.EUID, l.EGID, l.SUID, l.SGID, l.FUID, l.FGID
+		p.VExec, p.VLibs, p.VData, p.VStack, p.VSwap, p.VLock = l.VExec, l.VLibs, l.VData, l.VStack, l.VSwap, l.VLock
+		p.IO, p.WChan, p.Sleeping, p.Blocked = l.IO, l.WChan, l.Sleeping, l.Blocked
+		return
+	}
+	if fresh || o.cmdline == "" {
+		o.cmdline = cmdline(r.read(dir + "cmdline"))
+		if c := r.read(dir + "cgroup"); bytes.HasPrefix(c, []byte("0::")) {
+			o.cgroup = string(bytes.TrimSpace(c[3:]))
+		}
+	}
+	r.status(dir, p)
+	r.io(dir, p, o)
+	if p.Threads > 1 {
+		r.threads(s, dir, p, o)
+		return
+	}
+	if o.threads != nil {
+		o.threads = nil
+		r.channels(s, p, o, nil)
+	}
+	count(p, p.State)
+	p.RunDelay = since(ran[1], o.delay)
+	o.delay = ran[1]
+	if p.State != 'R' {
+		p.WChan = channel(r.read(dir + "wchan"))
+	}
+}
+
+func schedstat(b []byte) (v [3]int64) {
+	var f [3][]byte
+	for i := range fields(b, f[:]) {
+		v[i] = num(f[i])
+	}
+	return v
+}
+
+func cmdline(b []byte) string {
+	b = bytes.TrimRight(b, "\x00 \n")
+	return string(bytes.ReplaceAll(b[:min(len(b), format.MaxCmdline)], []byte{0}, []byte{' '}))
+}
+
+func (r *Recorder) status(dir string, p *format.Proc) {
+	pairs(r.read(dir+"status"), func(name string, v []byte) {
+		switch name {
+		case "Uid", "Gid":
+			var f [4][]byte
+			fields(v, f[:])
+			if name == "Uid" {
+				p.UID, p.EUID, p.SUID, p.FUID = int(num(f[0])), int(num(f[1])), int(num(f[2])), int(num(f[3]))
+			} else {
+				p.GID, p.EGID, p.SGID, p.FGID = int(num(f[0])), int(num(f[1])), int(num(f[2])), int(num(f[3]))
+			}
+		case "VmData":
+			p.VData = num(v)
+		case "VmStk":
+			p.VStack = num(v)
+		case "VmExe":
+			p.VExec = num(v)
+		case "VmLib":
+			p.VLibs = num(v)
+		case "VmSwap":
+			p.VSwap = num(v)
+		case "VmLck":
+			p.VLock = num(v)
+		}
+	})
+}
+
+func (r *Recorder) io(dir string, p *format.Proc, o *process) {
+	b := r.read(dir + "io")
+	if b == nil {
+		return
+	}
+	p.IO = true
+	read, wrote, undid := int64(0), int64(0), int64(0)
+	pairs(b, func(name string, v []byte) {
+		switch name {
+		case "read_bytes":
+			read = num(v) / 512
+		case "write_bytes":
+			wrote = num(v) / 512
+		case "cancelled_write_bytes":
+			undid = num(v) / 512
+		}
+	})
+	p.RSect, p.WSect, p.CancelWSect = since(read, o.rsect), since(wrote, o.wsect), since(undid, o.csect)
+	p.Reads, p.Writes = p.RSect, p.WSect
+	o.rsect, o.wsect, o.csect = read, wrote, undid
+}
