@@ -86,6 +86,14 @@ func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
 			return
 		}
 		// To all the job's guests, as on any Ethernet; never outside.
+		if ip.Dst[0] < 224 && ip.Dst != p.sw.allIP {
+			p.c.drop(DropMartian)
+			return
+		}
+		if leases(&ip) {
+			p.c.drop(DropProtocol)
+			return
+		}
 		for _, q := range p.sw.table.Load().ports {
 			if q != p {
 				p.forward(q, f)
@@ -97,8 +105,24 @@ func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
 			p.c.drop(DropNoPort)
 			return
 		}
+		// A guest that forwards, for its containers, must not do so for others: what
+		// it sends out is its own.
+		if ip.Dst != q.ip {
+			p.c.drop(DropMartian)
+			return
+		}
+		if leases(&ip) {
+			p.c.drop(DropProtocol)
+			return
+		}
 		p.forward(q, f)
 	}
+}
+
+// leases tells what a DHCP server would say: no guest may be one for another.
+func leases(ip *frame.IPv4) bool {
+	return ip.Proto == frame.ProtoUDP && ip.Offset == 0 && len(ip.Payload) >= 4 &&
+		ip.Payload[2] == 0 && ip.Payload[3] == dhcpd.ClientPort
 }
 
 // forward passes a frame to another guest unchanged.

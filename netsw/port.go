@@ -111,7 +111,7 @@ func (p *Port) Remove() {
 	if !p.removed {
 		p.removed = true
 		s.store(slices.DeleteFunc(slices.Clone(s.table.Load().ports), func(q *Port) bool { return q == p }))
-		s.gone.add(p.Stats())
+		s.gone = append(s.gone, &p.c) // its flows still end, and count
 	}
 	s.mu.Unlock()
 	p.unplug()

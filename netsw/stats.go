@@ -127,9 +127,11 @@ func (c *counters) snapshot() Stats {
 func (s *Switch) Stats() Stats {
 	var out Stats
 	s.mu.Lock()
-	out.add(s.gone)
-	ports := s.table.Load().ports
+	gone, ports := s.gone, s.table.Load().ports
 	s.mu.Unlock()
+	for _, c := range gone {
+		out.add(c.snapshot())
+	}
 	for _, p := range ports {
 		out.add(p.Stats())
 	}

@@ -25,6 +25,7 @@ type Switch struct {
 	log    *slog.Logger
 	subnet netip.Prefix
 	gwIP   frame.IP
+	allIP  frame.IP // the subnet's broadcast address
 	gwMAC  frame.MAC
 	dns    []netip.AddrPort
 	search []string
@@ -42,7 +43,7 @@ type Switch struct {
 	table atomic.Pointer[table] // copied on write, under mu
 
 	mu     sync.Mutex
-	gone   Stats // of removed ports
+	gone   []*counters // of removed ports
 	closed bool
 
 	ctx    context.Context
@@ -110,6 +111,7 @@ func New(cfg Config) (*Switch, error) {
 		return nil, err
 	}
 	s.gwIP = frame.IP(s.subnet.Addr().Next().As4())
+	s.allIP = frame.IP(lastAddr(s.subnet).As4())
 	s.guard = newHostGuard(s)
 	s.table.Store(&table{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())

@@ -154,6 +154,11 @@ func (g *Guest) Tap(f func([]byte)) (stop func()) {
 	return func() { g.w.tap.Store(nil) }
 }
 
+// Deafen keeps frames from the guest's stack from now on; taps have them still.
+// For tests that speak for the guest themselves: its stack would reset what it
+// knows nothing of.
+func (g *Guest) Deafen() { g.w.deaf.Store(true) }
+
 // WaitFrame sends frame (nil = nothing) and waits for a frame that match
 // accepts; nil when none came in time.
 func (g *Guest) WaitFrame(send []byte, limit time.Duration, match func(frame.Eth) bool) []byte {
@@ -192,6 +197,7 @@ type wire struct {
 	mac    tcpip.LinkAddress
 	mtu    uint32
 	closed atomic.Bool
+	deaf   atomic.Bool
 	wg     sync.WaitGroup
 	tap    atomic.Pointer[func([]byte)]
 
@@ -229,7 +235,7 @@ func (w *wire) read() {
 		w.mu.RLock()
 		d := w.disp
 		w.mu.RUnlock()
-		if d != nil {
+		if d != nil && !w.deaf.Load() {
 			p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(f)})
 			d.DeliverNetworkPacket(0, p)
 			p.DecRef()
