@@ -57,6 +57,9 @@ func NewEngine(c EngineConfig) *Engine {
 func (e *Engine) Recorder() *Recorder { return e.record }
 
 func (e *Engine) stack(port string) *Stack {
+	if port == e.jobPort {
+		return e.job // whatever a service is called
+	}
 	if s := e.services[port]; s != nil {
 		return s
 	}

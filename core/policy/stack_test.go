@@ -469,3 +469,13 @@ func BenchmarkDecide(b *testing.B) {
 		})
 	}
 }
+
+// A service that is called as the job's port is does not lend it its policy.
+func TestNoServiceIsTheJob(t *testing.T) {
+	p := &policy.Policy{Phase: policy.Run, Job: policy.Lists{Names: []string{"a.example", "b.example"}},
+		Services: []policy.Service{{VM: "runner", Lists: policy.Lists{Names: []string{"a.example"}}}}}
+	e := policy.NewEngine(policy.EngineConfig{Policy: p, JobPort: "runner"})
+	if v := e.Decide(policy.Flow{Port: "runner", Proto: policy.DNS, Name: "b.example"}); !v.Allow {
+		t.Errorf("the job was held to a service's list: %+v", v)
+	}
+}

@@ -137,7 +137,7 @@ func (r *Runner) resolve(ctx context.Context, j *job) error {
 // time.
 func (r *Runner) reserve(ctx context.Context, j *job) error {
 	j.spec = r.specOf(j)
-	if err := r.Machines.Remove(ctx, j.id.ID); err != nil {
+	if err := r.remove(ctx, j.id.ID); err != nil {
 		return fmt.Errorf("removing what an earlier attempt left: %w", err)
 	}
 	for _, line := range r.Machines.Reap(ctx) {
@@ -156,7 +156,18 @@ func (r *Runner) undoReserve(ctx context.Context, j *job) error {
 	if j.slot == nil {
 		return nil
 	}
-	return r.Machines.Remove(ctx, j.id.ID)
+	return r.remove(ctx, j.id.ID)
+}
+
+// remove removes a job's directory. A record that could not be kept is no
+// reason to stop.
+func (r *Runner) remove(ctx context.Context, id string) error {
+	err := r.Machines.Remove(ctx, id)
+	if fault.KindOf(err) == fault.Partial {
+		r.warn(err.Error())
+		return nil
+	}
+	return err
 }
 
 func (r *Runner) launch(ctx context.Context, j *job) error {

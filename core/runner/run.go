@@ -138,12 +138,7 @@ func (r *Runner) Cleanup(ctx context.Context, c *execdrv.Call) error {
 	if err != nil {
 		return err
 	}
-	err = r.Machines.Remove(ctx, id.ID)
-	if fault.KindOf(err) == fault.Partial { // the directory is gone
-		r.warn(err.Error())
-		return nil
-	}
-	if err != nil {
+	if err := r.remove(ctx, id.ID); err != nil {
 		return fault.Newf(fault.System, "cleaning up job %d (%s)", id.JobID, r.Machines.Dir(id.ID)).Because(err).
 			Hint("`vk gc` tries again")
 	}

@@ -148,16 +148,19 @@ func (k *egressKeeper) ask(stage string) error {
 	return k.save(false)
 }
 
-// follow saves every so often until ctx ends.
+// follow saves every so often until ctx ends: less often when that takes long,
+// so that a guest that fills its record does not keep a processor or a disk
+// busy with it.
 func (k *egressKeeper) follow(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
-	defer t.Stop()
+	next := every
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-t.C:
+		case <-time.After(next):
+			start := time.Now()
 			k.tell(k.save(false))
+			next = max(every, 50*time.Since(start))
 		}
 	}
 }
