@@ -268,6 +268,7 @@ func (pub *published) newInbound(c *net.UDPConn, client netip.AddrPort) (*inboun
 		}
 		return nil, fmt.Errorf("opening a socket to %s: %s", pub.guest, terr)
 	}
+	cuttable(ep)
 	in.ep = ep
 	if !pub.p.track(in) {
 		ep.Close()

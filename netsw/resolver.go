@@ -12,6 +12,8 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
+	"gvisor.dev/gvisor/pkg/waiter"
 
 	"virtkit/core/policy"
 	"virtkit/netsw/dnsd"
@@ -36,10 +38,17 @@ const (
 func newResolver(g *gateway) (*resolver, error) {
 	r := &resolver{sw: g.sw}
 	addr := full(netip.AddrPortFrom(g.sw.Gateway(), 53))
-	var err error
-	if r.pc, err = gonet.DialUDP(g.st, &addr, nil, ipv4.ProtocolNumber); err != nil {
-		return nil, fmt.Errorf("listening for DNS questions on UDP: %w", err)
+	var wq waiter.Queue
+	ep, terr := g.st.NewEndpoint(udp.ProtocolNumber, ipv4.ProtocolNumber, &wq)
+	if terr == nil {
+		terr = ep.Bind(addr)
 	}
+	if terr != nil {
+		return nil, fmt.Errorf("listening for DNS questions on UDP: %s", terr)
+	}
+	cuttable(ep)
+	r.pc = gonet.NewUDPConn(&wq, ep)
+	var err error
 	if r.ln, err = gonet.ListenTCP(g.st, addr, ipv4.ProtocolNumber); err != nil {
 		r.pc.Close()
 		return nil, fmt.Errorf("listening for DNS questions on TCP: %w", err)

@@ -85,6 +85,7 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		p.c.drop(DropQueueFull)
 		return true
 	}
+	cuttable(ep)
 	s.ep = ep
 	p.admitSession(s)
 	if !g.sw.run(s.pump) {
@@ -92,6 +93,13 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		p.forget(s)
 	}
 	return true
+}
+
+// cuttable lets datagrams to the guest be cut on their way: behind it may be a
+// network of its own, such as its containers', with a smaller MTU than ours, and
+// nobody there would hear that they were too long.
+func cuttable(ep tcpip.Endpoint) {
+	_ = ep.SetSockOptInt(tcpip.MTUDiscoverOption, int(tcpip.PMTUDiscoveryDont)) // the stack knows it
 }
 
 // session is what a guest's port and an outside address say to each other.

@@ -255,10 +255,17 @@ func ParseICMP(b []byte) (m ICMP, ok bool) {
 	return ICMP{Type: b[0], Code: b[1], Rest: binary.BigEndian.Uint32(b[4:]), Payload: b[ICMPSize:]}, true
 }
 
-// AppendICMP appends an IPv4 packet with a message in it.
+// AppendICMP appends an IPv4 packet with a message in it. It may be cut on its
+// way, since a long echo's answer goes to who sent it, however narrow that way;
+// its pieces are told apart by the echo's sequence number.
 func AppendICMP(b []byte, src, dst IP, m ICMP) []byte {
+	head := len(b)
 	b = AppendIPv4(b, src, dst, ProtoICMP, ICMPSize+len(m.Payload))
 	at := len(b)
+	h := b[head:at]
+	binary.BigEndian.PutUint16(h[4:], uint16(m.Rest))
+	h[6], h[10], h[11] = 0, 0, 0
+	binary.BigEndian.PutUint16(h[10:], Checksum(h, 0))
 	b = append(b, m.Type, m.Code, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, m.Rest)
 	b = append(b, m.Payload...)
