@@ -1,0 +1,4 @@
+package ledger
+
+// EncodeHistory is what a history's file holds.
+var EncodeHistory = encodeHistory
