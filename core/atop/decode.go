@@ -27,6 +27,10 @@ type Reader struct {
 	at    [4]int      // next process expected on PRG, PRC, PRM, PRD
 	dirty bool        // lines of this sample were read
 	stats ReadStats
+
+	// Brief reads of a process only what an account of it needs: who and what
+	// it is, its time, resident memory and disk I/O. Twice as fast.
+	Brief bool
 }
 
 // ReadStats tells what of a file could not be read.

@@ -26,10 +26,22 @@ func (c *cursor) word() []byte {
 	return w
 }
 
+// skip passes n fields.
 func (c *cursor) skip(n int) {
+	b := c.b
 	for range n {
-		c.word()
+		if len(b) == 0 || b[0] != ' ' {
+			c.bad = true
+			return
+		}
+		i := bytes.IndexByte(b[1:], ' ')
+		if i < 0 {
+			b = nil
+		} else {
+			b = b[i+1:]
+		}
 	}
+	c.b = b
 }
 
 // num is the next field as a number. One that no int64 holds is cut to the
@@ -166,9 +178,14 @@ func (r *Reader) prg(c *cursor) bool {
 		c.bad = true
 	}
 	c.b = tail
-	p.PPID, p.Running, p.Sleeping, p.Blocked = int(c.num()), int(c.num()), int(c.num()), int(c.num())
-	p.EUID, p.EGID, p.SUID, p.SGID = int(c.num()), int(c.num()), int(c.num()), int(c.num())
-	p.FUID, p.FGID, p.Elapsed = int(c.num()), int(c.num()), c.num()
+	p.PPID, p.Running = int(c.num()), int(c.num())
+	if r.Brief {
+		c.skip(9)
+	} else {
+		p.Sleeping, p.Blocked = int(c.num()), int(c.num())
+		p.EUID, p.EGID, p.SUID, p.SGID = int(c.num()), int(c.num()), int(c.num()), int(c.num())
+		p.FUID, p.FGID, p.Elapsed = int(c.num()), int(c.num()), c.num()
+	}
 	isProc := c.flag()
 	c.skip(3)
 	fresh := c.word()
@@ -217,6 +234,11 @@ func (r *Reader) more(k kind, c *cursor) bool {
 	switch k {
 	case kPRC:
 		p.Hertz, p.User, p.Sys = c.num(), c.num(), c.num()
+		if r.Brief {
+			c.skip(7)
+			whole = c.flag()
+			break
+		}
 		p.Nice, p.Prio, p.RTPrio, p.Policy, p.CPU = int(c.num()), int(c.num()), int(c.num()), int(c.num()), int(c.num())
 		c.skip(2)
 		whole = c.flag()
@@ -224,6 +246,13 @@ func (r *Reader) more(k kind, c *cursor) bool {
 		p.WChan = r.text(c.name(false))
 		p.BlkDelay = c.num()
 	case kPRM:
+		if r.Brief {
+			c.skip(2)
+			p.RSize = c.num()
+			c.skip(10)
+			whole = c.flag()
+			break
+		}
 		p.PageSize, p.VSize, p.RSize, p.VExec, p.VGrow, p.RGrow = c.num(), c.num(), c.num(), c.num(), c.num(), c.num()
 		p.MinFlt, p.MajFlt, p.VLibs, p.VData, p.VStack, p.VSwap = c.num(), c.num(), c.num(), c.num(), c.num(), c.num()
 		c.skip(1)

@@ -15,7 +15,7 @@ const (
 // running is in none, so as many channels may be missing as threads ran.
 type Stalls struct {
 	tracks map[ProcKey]*track
-	waits  map[int][]Channel // as last recorded, by pid
+	waits  map[int]Recorded // as last recorded, by pid
 	round  int
 }
 
@@ -52,12 +52,19 @@ type track struct {
 
 // NewStalls returns one that knows of no process.
 func NewStalls() *Stalls {
-	return &Stalls{tracks: map[ProcKey]*track{}, waits: map[int][]Channel{}}
+	return &Stalls{tracks: map[ProcKey]*track{}, waits: map[int]Recorded{}}
+}
+
+// Recorded are the wait channels of a process and the epoch of the sample that
+// told of them.
+type Recorded struct {
+	At       int64
+	Channels []Channel
 }
 
 // Waits are the threads of a process by wait channel as last recorded; nil
-// when nothing is.
-func (t *Stalls) Waits(pid int) []Channel { return t.waits[pid] }
+// channels when nothing is.
+func (t *Stalls) Waits(pid int) Recorded { return t.waits[pid] }
 
 // Add takes the next sample and calls f for every process that is stalled with
 // it. s.Waits may be what changed alone.
@@ -69,7 +76,7 @@ func (t *Stalls) Add(s *Sample, f func(Stalled)) {
 	t.round++
 	for i := range s.Waits {
 		if w := &s.Waits[i]; len(w.Channels) > 0 && len(t.waits) < maxTracked {
-			t.waits[w.PID] = w.Channels
+			t.waits[w.PID] = Recorded{s.Epoch, w.Channels}
 		} else {
 			delete(t.waits, w.PID)
 		}
@@ -91,7 +98,7 @@ func (t *Stalls) Add(s *Sample, f func(Stalled)) {
 		tr.round = t.round
 		if t.still(tr, p, s) && s.Epoch-tr.since >= StallAfter {
 			f(Stalled{Key: k, Title: p.Title(), Threads: p.Threads, Since: tr.since, Until: s.Epoch,
-				Running: p.Running, Channels: t.waits[p.PID], First: tr.first, New: !tr.stalled})
+				Running: p.Running, Channels: t.waits[p.PID].Channels, First: tr.first, New: !tr.stalled})
 			tr.stalled = true
 		}
 	}
@@ -131,7 +138,7 @@ func (t *Stalls) still(tr *track, p *Proc, s *Sample) bool {
 	if !s.Reset && p.Hertz > 0 && s.Interval > 0 && used*100 >= stallCPU*p.Hertz*s.Interval {
 		busy = true
 	}
-	now := t.waits[p.PID]
+	now := t.waits[p.PID].Channels
 	if !busy && !s.Reset && tr.set != nil && sameSet(tr.set, now, p.Running) {
 		return tr.worked
 	}
