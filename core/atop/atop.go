@@ -214,3 +214,10 @@ const (
 	MaxName    = 15
 	MaxCmdline = 255
 )
+
+// Names of the files of one recording's directory.
+const (
+	LogFile     = "atop.log"        // as it is written
+	PackedFile  = "atop.log.zst"    // once the guest is gone
+	ThreadsFile = "vmm-threads.txt" // of the VMM, when the host stopped it
+)
