@@ -8,6 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -74,7 +78,8 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
 		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
 		Upper: cf.VMM.Disk, Nested: vm.Nested, Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
-		Egress:    h.EgressSettings(),
+		Egress:      h.EgressSettings(),
+		ServiceWait: cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
 		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
 		Version: version.Version,
 	}
@@ -82,7 +87,9 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 
 // jobImages is the host's store for runner.
 type jobImages struct {
-	h    *wire.Host
+	h *wire.Host
+
+	mu   sync.Mutex
 	held []*image.Image // for the life of this process
 }
 
@@ -136,11 +143,13 @@ func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress f
 		}
 		return err
 	})
-	g.Go(func() error {
-		// The supervisor finds it again; here it is fetched when there is none.
-		_, err := i.h.Kernel(gctx, "", progress)
-		return err
-	})
+	if q.Service == "" {
+		g.Go(func() error {
+			// The supervisor finds it again; here it is fetched when there is none.
+			_, err := i.h.Kernel(gctx, "", progress)
+			return err
+		})
+	}
 	err = g.Wait()
 	if err != nil {
 		img.Close()
@@ -148,15 +157,30 @@ func (i *jobImages) Resolve(ctx context.Context, q runner.ImageQuery, progress f
 	}
 	// The hold lives as long as this process, so that `vk gc` cannot take the
 	// image before the supervisor has its own.
+	i.mu.Lock()
 	i.held = append(i.held, img)
+	i.mu.Unlock()
 	from := "cached"
 	if fetched > 0 {
 		from = fmt.Sprintf("fetched %.0f MB", float64(fetched)/1e6)
 	}
 	return runner.Image{
 		Root: wire.RootOf(img), Env: img.Config.Env, User: img.Config.User, Workdir: img.Config.WorkingDir,
-		Entrypoint: img.Config.Entrypoint, Volumes: img.Config.Volumes, From: from,
+		Entrypoint: img.Config.Entrypoint, Cmd: img.Config.Cmd, Volumes: img.Config.Volumes, Ports: tcpPorts(img.Config.ExposedPorts), From: from,
 	}, nil
+}
+
+// tcpPorts picks the TCP ports of an image's ("80/tcp"), sorted.
+func tcpPorts(exposed []string) []int {
+	var out []int
+	for _, e := range exposed {
+		port, proto, _ := strings.Cut(e, "/")
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 && (proto == "" || proto == "tcp") {
+			out = append(out, int(n))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // jobPullPolicies are the job's pull_policy, tried one after the other.

@@ -115,6 +115,7 @@ type Executor struct {
 	CheckoutTmpfs       bool
 	ImageCacheIdle      time.Duration
 	WindowsCacheIdle    time.Duration
+	ServicesTimeout     time.Duration
 	GuestServiceExec    bool
 	Atop                bool
 	AtopInterval        time.Duration

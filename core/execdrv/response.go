@@ -16,6 +16,7 @@ type Response struct {
 	ID          int64        `json:"id"`
 	JobInfo     JobInfo      `json:"job_info"`
 	RunnerInfo  RunnerInfo   `json:"runner_info"`
+	Variables   []Variable   `json:"variables"`
 	Image       Image        `json:"image"`
 	Services    []Image      `json:"services"`
 	Credentials []Credential `json:"credentials"`
@@ -41,8 +42,19 @@ type Image struct {
 	Name         string       `json:"name"`
 	Alias        string       `json:"alias"`
 	Entrypoint   []string     `json:"entrypoint"`
+	Command      []string     `json:"command"`   // of a service
+	Variables    []Variable   `json:"variables"` // of a service
 	PullPolicies []string     `json:"pull_policy"`
 	ExecutorOpts ExecutorOpts `json:"executor_opts"`
+}
+
+// Variable is a variable of the job, or of one of its services, as written.
+type Variable struct {
+	Key    string `json:"key"`
+	Value  string `json:"value"`
+	Public bool   `json:"public"` // not one of the project's or instance's settings
+	File   bool   `json:"file"`
+	Raw    bool   `json:"raw"` // nothing in it is replaced
 }
 
 // ExecutorOpts are `image:docker:` of the job.

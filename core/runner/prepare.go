@@ -24,11 +24,15 @@ type job struct {
 	wanted execdrv.Wanted
 	egress *supervise.Egress // nil under a [net] mode that has no switch
 	image  Image
-	spec   supervise.Spec
-	rec    Record
-	slot   Slot
-	guest  Guest
-	state  supervise.State
+
+	services      execdrv.Services
+	serviceImages []Image // of services.All
+
+	spec  supervise.Spec
+	rec   Record
+	slot  Slot
+	guest Guest
+	state supervise.State
 }
 
 // Prepare makes the job's guest and returns when it runs. When it fails,
@@ -50,7 +54,7 @@ func (r *Runner) Prepare(ctx context.Context, c *execdrv.Call) error {
 func (r *Runner) steps(j *job) []Step {
 	return []Step{
 		{Name: "job", Do: func(context.Context) error { return r.read(j) }},
-		{Name: "image", Do: func(ctx context.Context) error { return r.resolve(ctx, j) }},
+		{Name: "image", Do: func(ctx context.Context) error { return r.resolveAll(ctx, j) }},
 		// Admission to the host's memory comes here.
 		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
 			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
@@ -97,22 +101,17 @@ func (r *Runner) read(j *job) error {
 	for _, n := range j.wanted.Notes {
 		r.say("%s", n)
 	}
-	if j.egress, err = r.readEgress(j.call, j.resp, nil); err != nil {
+	if j.services, err = r.readServices(j.call, j.resp); err != nil {
 		return err
 	}
-	if len(j.resp.Services) > 0 {
-		r.warn("services are not started yet by this version: " + serviceNames(j.resp.Services) +
-			"; a script that needs them will fail to reach them")
+	for _, w := range j.services.Warnings {
+		r.warn(w)
 	}
-	return nil
-}
-
-func serviceNames(s []execdrv.Image) string {
-	var out []string
-	for _, i := range s {
-		out = append(out, i.Name+prefixed(" as ", i.Alias))
+	for _, n := range j.services.Notes {
+		r.say("%s", n)
 	}
-	return strings.Join(out, ", ")
+	j.egress, err = r.readEgress(j.call, j.resp, serviceLists(j.services))
+	return err
 }
 
 func (r *Runner) resolve(ctx context.Context, j *job) error {
@@ -137,6 +136,10 @@ func (r *Runner) resolve(ctx context.Context, j *job) error {
 // time.
 func (r *Runner) reserve(ctx context.Context, j *job) error {
 	j.spec = r.specOf(j)
+	var err error
+	if j.spec.Services, err = r.servicesOf(j); err != nil {
+		return err
+	}
 	if err := r.remove(ctx, j.id.ID); err != nil {
 		return fmt.Errorf("removing what an earlier attempt left: %w", err)
 	}
@@ -171,7 +174,8 @@ func (r *Runner) remove(ctx context.Context, id string) error {
 }
 
 func (r *Runner) launch(ctx context.Context, j *job) error {
-	g, err := j.slot.Launch(ctx, func(supervise.State) {})
+	tell := r.newStartTeller(j)
+	g, err := j.slot.Launch(ctx, tell.hear)
 	if err != nil {
 		if bad := r.badUser(j, err); bad != nil {
 			return bad
@@ -182,6 +186,8 @@ func (r *Runner) launch(ctx context.Context, j *job) error {
 	if j.state, err = g.State(ctx); err != nil {
 		return fmt.Errorf("asking the guest's supervisor: %w", err)
 	}
+	tell.hear(j.state)
+	r.followLogs(j.call, j.rec)()
 	return nil
 }
 
@@ -268,6 +274,10 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
 	}
 	s.Net.Egress = j.egress
+	if len(j.services.All) > 0 {
+		s.Net.Names = append([]string{}, j.services.JobNames...)
+	}
+	s.ServiceExec = r.serviceExec(j)
 	if pid, start, ok := execdrv.ReadFirstCall(j.call); ok && pid == r.Parent.PID && start == r.Parent.Start {
 		// config and prepare have the same living parent: it is the runner,
 		// not a shell around one call.
@@ -341,6 +351,7 @@ func (r *Runner) recordOf(j *job) Record {
 		User: r.userOfJob(j), Workdir: j.image.Workdir,
 		Entrypoint: execdrv.EffectiveEntrypoint(j.resp.Image.Entrypoint, j.image.Entrypoint),
 		Runner:     j.spec.Owner, Created: j.spec.Created, Deadline: j.spec.Deadline,
+		Services: serviceRecords(j.spec.Services),
 	}
 }
 

@@ -43,6 +43,25 @@ type Record struct {
 	Runner     supervise.Owner `json:"runner"` // zero when unknown
 	Created    time.Time       `json:"created"`
 	Deadline   time.Time       `json:"deadline,omitzero"`
+	Services   []ServiceRecord `json:"services,omitempty"`
+}
+
+// ServiceRecord is what one of the job's services is.
+type ServiceRecord struct {
+	Name   string `json:"name"` // of its directory below services/
+	Image  string `json:"image"`
+	Digest string `json:"digest,omitempty"`
+	CPUs   int    `json:"cpus"`
+	MemMiB int    `json:"mem_mib"`
+}
+
+// TotalMemMiB is the memory of the job's guest and of its services'.
+func (r Record) TotalMemMiB() int {
+	n := r.MemMiB
+	for _, s := range r.Services {
+		n += s.MemMiB
+	}
+	return n
 }
 
 const recordSchema = "vk.job/1"

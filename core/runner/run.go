@@ -56,7 +56,11 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 	defer stop()
 	req := request(rec, stage, execdrv.JobEnv(c))
 	r.stageBegins(ctx, g, stage)
+	r.tellServices(ctx, g, rec)
+	stopLogs := r.followLogs(c, rec)
 	ev, err := g.Exec(ctx, req, stdio, control)
+	stopLogs()
+	r.tellServices(ctx, g, rec)
 	if err != nil {
 		err = r.guestLost(ctx, g, err)
 		r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)

@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"time"
 
 	"virtkit/core/execdrv"
@@ -34,6 +35,7 @@ type Images interface {
 	Check(ref string) error
 	// Resolve makes the image ready on this host. It may take minutes and
 	// tells its progress in whole lines.
+	// It is called for several images at once.
 	Resolve(ctx context.Context, q ImageQuery, progress func(line string)) (Image, error)
 }
 
@@ -45,6 +47,7 @@ type ImageQuery struct {
 	Credentials []execdrv.Credential
 	// PullPolicies are the job's pull_policy, tried in order; nil = always.
 	PullPolicies []string
+	Service      string // the service that it is of; "" = the job's own
 }
 
 // Image is an image that is ready to boot.
@@ -54,7 +57,9 @@ type Image struct {
 	User       string
 	Workdir    string
 	Entrypoint []string
+	Cmd        []string
 	Volumes    []string
+	Ports      []int  // TCP, that it exposes
 	From       string // how it came here, for the trace: "cached", "pulled 31 MB"
 }
 
@@ -117,6 +122,10 @@ type Settings struct {
 	Accel     string
 	Net       supervise.NetSpec
 	Egress    Egress
+	// ServiceWait is how long to wait for a service's ports; 0 = not at all.
+	ServiceWait      time.Duration
+	GuestServiceExec bool // jobs may run commands in their services
+
 	BootLimit time.Duration
 	HangLimit time.Duration
 	Version   string
@@ -133,6 +142,8 @@ type Runner struct {
 	Now      func() time.Time // nil = time.Now
 	// Parent is the process that called this one; its zero value is "unknown".
 	Parent supervise.Owner
+
+	mu sync.Mutex // over writes to Trace
 }
 
 // Shell is the one word that starts the job's shell in a guest. It reads the
@@ -156,7 +167,14 @@ func (r *Runner) now() time.Time {
 
 // say writes one line into the job's trace.
 func (r *Runner) say(format string, a ...any) {
-	fmt.Fprintf(r.Trace, "virtkit: "+format+"\n", a...)
+	r.write(fmt.Sprintf("virtkit: "+format+"\n", a...))
+}
+
+// write writes whole lines into the job's trace.
+func (r *Runner) write(lines string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	io.WriteString(r.Trace, lines)
 }
 
 func (r *Runner) warn(line string) { r.say("warning: %s", line) }
@@ -178,7 +196,11 @@ func (r *Runner) Config(c *execdrv.Call) (execdrv.ConfigAnswer, error) {
 	if err := r.checkImage(w); err != nil {
 		return execdrv.ConfigAnswer{}, err
 	}
-	if _, err := r.declaredEgress(c, nil); err != nil {
+	services, err := r.readServices(c, resp)
+	if err != nil {
+		return execdrv.ConfigAnswer{}, err
+	}
+	if _, err := r.declaredEgress(c, serviceLists(services)); err != nil {
 		return execdrv.ConfigAnswer{}, err
 	}
 	return execdrv.ConfigAnswer{

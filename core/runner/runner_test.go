@@ -414,13 +414,6 @@ func TestIdentityTellsJobsApart(t *testing.T) {
 	}
 }
 
-func TestServicesAreNotSilent(t *testing.T) {
-	w := newWorld(t)
-	w.response(`{"id":77,"services":[{"name":"redis:7","alias":"cache"}]}`)
-	w.prepare()
-	w.wantTrace("warning: services are not started", "redis:7 as cache")
-}
-
 func TestRunSteps(t *testing.T) {
 	var log []string
 	step := func(name string, err error) runner.Step {

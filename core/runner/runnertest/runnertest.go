@@ -33,6 +33,9 @@ type Host struct {
 	RemoveErr error
 	EndWith   *supervise.Exit // what a guest's State says after KillGuest
 
+	// Services are what a guest's state tells of its services; nil = all run.
+	Services func(s supervise.Spec) []supervise.ServiceState
+
 	// Recorded, when set, makes a guest's record; nil records nothing.
 	Recorded func(s supervise.Spec, stage string) supervise.EgressRecord
 
@@ -93,7 +96,8 @@ func (s *slot) Launch(ctx context.Context, progress func(supervise.State)) (runn
 		s.h.guests = map[string]*guest{}
 	}
 	s.h.guests[s.s.ID] = g
-	progress(supervise.State{Phase: supervise.Running})
+	st, _ := g.State(ctx)
+	progress(st)
 	return g, nil
 }
 
@@ -149,6 +153,9 @@ type guest struct {
 
 func (g *guest) State(context.Context) (supervise.State, error) {
 	s := supervise.State{Phase: supervise.Running, Kernel: "6.12", Accel: "tcg"}
+	if g.h.Services != nil {
+		s.Services = g.h.Services(g.spec)
+	}
 	select {
 	case <-g.dead:
 		s.Phase, s.Exit = supervise.Ended, g.h.EndWith
