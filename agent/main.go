@@ -27,11 +27,12 @@ import (
 	"virtkit/core/version"
 )
 
-const usage = `usage: vk-agent serve --stdio | shell [ARG...] | version | nop
+const usage = `usage: vk-agent exec --service NAME CMD... | shell [ARG...] | serve --stdio | version | nop
 
 The agent of a guest. As process 1 it is the guest's init and takes no
 arguments. Otherwise:
 
+  exec            run a command in a service of the job; see vk-agent exec --help
   serve --stdio   answer one session on standard input and output
   shell           run bash, or sh where there is none (also by the name vk-shell)
   version         print the version
@@ -58,6 +59,8 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	switch rest := args[2:]; args[1] {
 	case "shell":
 		return execShell(rest, stderr)
+	case "exec":
+		return runServiceExec(ctx, rest, stdin, stdout, stderr)
 	case "nop":
 		if len(rest) == 0 {
 			return 0

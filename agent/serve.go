@@ -58,6 +58,7 @@ type server struct {
 	mu    sync.Mutex
 	env   []string
 	ready bool
+	sess  *yamux.Session // the last one; nil before the first
 }
 
 // errShutdown ends a Serve without a System.
@@ -157,6 +158,9 @@ func (s *server) session(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { sess.Close() })
 	defer stop()
 	defer sess.Close()
+	s.mu.Lock()
+	s.sess = sess
+	s.mu.Unlock()
 	var streams sync.WaitGroup
 	defer streams.Wait()
 	defer sess.Close() // before the wait: streams end with the session

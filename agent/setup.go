@@ -38,6 +38,7 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
 		{"identity", g.stepIdentity},
 		{"mounts", g.stepMounts},
 		{"dirs", g.stepDirs},
+		{"services", g.stepServices},
 	}
 	if m.Nested {
 		steps = append(steps, step{"nested", g.stepNested})

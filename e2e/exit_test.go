@@ -41,7 +41,7 @@ func plainJob(t *testing.T, d runnerside.Driver, vars map[string]string, respons
 }
 
 // prepared makes a job's guest and cleans it up at the test's end.
-func prepared(t *testing.T, s *runnerside.Session) {
+func prepared(t *testing.T, s *runnerside.Session) runnerside.Result {
 	t.Helper()
 	t.Cleanup(func() {
 		res, err := s.Cleanup(context.Background())
@@ -57,6 +57,7 @@ func prepared(t *testing.T, s *runnerside.Session) {
 	if err != nil || res.Exit != 0 {
 		t.Fatalf("prepare: %d %v\n%s%s", res.Exit, err, res.Stdout, res.Stderr)
 	}
+	return res
 }
 
 func stage(t *testing.T, s *runnerside.Session, name, script string) runnerside.Result {

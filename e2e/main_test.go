@@ -32,6 +32,9 @@ host_loopback = [8929]
 [vmm]
 disk = "2G"
 
+[executor]
+services_timeout_secs = 5
+
 [executor.vm]
 hostname = "vm"
 cpus = 1

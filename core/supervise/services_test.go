@@ -288,32 +288,8 @@ func withServices(t *testing.T, d *supervisetest.Driver, exec supervise.ServiceE
 
 // inService is guestclient's Opener as a program of the guest has it.
 func inService(g *supervisetest.Guest, name string) *guestclient.Client {
-	return guestclient.FromOpener(func(context.Context) (net.Conn, error) {
-		c, err := g.OpenStream()
-		if err != nil {
-			return nil, err
-		}
-		return &asked{Conn: c, name: name}, nil
-	})
-}
-
-// asked puts the header of its first frame into a request for a service.
-type asked struct {
-	net.Conn
-	name string
-	sent bool
-}
-
-func (a *asked) Write(p []byte) (int, error) {
-	if a.sent {
-		return a.Conn.Write(p)
-	}
-	a.sent = true
-	var h guestwire.Header
-	if err := guestwire.Recv(bytes.NewReader(p), &h); err != nil {
-		return 0, err
-	}
-	return len(p), guestwire.Open(a.Conn, guestwire.OpService, guestwire.Service{Name: a.name, Request: h})
+	open := func(context.Context) (net.Conn, error) { return g.OpenStream() }
+	return guestclient.FromOpener(guestclient.ForService(open, name))
 }
 
 func TestServiceExec(t *testing.T) {

@@ -24,9 +24,12 @@ import (
 
 // Spec says what is in an image.
 type Spec struct {
-	Git    bool              // the host's git with the libraries it needs
-	Files  map[string]string // path without leading slash → content, mode 0755
-	Config v1.Config
+	Git   bool              // the host's git with the libraries it needs
+	Files map[string]string // path without leading slash → content, mode 0755
+	// Programs are programs of this host with the libraries they need: path
+	// without leading slash → path on this host.
+	Programs map[string]string
+	Config   v1.Config
 }
 
 // Write makes the archive at path. The error says which program is missing.
@@ -91,6 +94,10 @@ func root(s Spec) ([]byte, error) {
 	}
 	for _, p := range slices.Sorted(mapKeys(s.Files)) {
 		t.file(p, 0o755, []byte(s.Files[p]))
+	}
+	for _, p := range slices.Sorted(mapKeys(s.Programs)) {
+		t.hostFile(s.Programs[p], p)
+		t.libraries(s.Programs[p])
 	}
 	if t.err == nil {
 		t.err = t.w.Close()
@@ -191,6 +198,10 @@ func (t *tree) git() {
 // program copies a file with the shared libraries it is linked to.
 func (t *tree) program(path string) {
 	t.hostFile(path, strings.TrimPrefix(path, "/"))
+	t.libraries(path)
+}
+
+func (t *tree) libraries(path string) {
 	out, err := exec.Command("ldd", path).Output()
 	if err != nil {
 		return // a script
