@@ -219,6 +219,7 @@ func (l *launched) wait(ctx context.Context, o LaunchOptions) error {
 	stop := context.AfterFunc(ctx, func() { l.pipe.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	var st State
+	ran := false
 	for {
 		var a answer
 		if err := guestwire.Recv(l.pipe, &a); err != nil {
@@ -238,9 +239,12 @@ func (l *launched) wait(ctx context.Context, o LaunchOptions) error {
 		switch {
 		case a.Err != "":
 			return errors.Join(fault.New(fault.Kind(a.Kind), a.Err), l.undo())
+		case st.Phase == Ended && ran && o.uplink != nil && st.Exit != nil && st.Exit.Reason == ReasonExited:
+			return nil // a service that is over already: it was started, and its directory tells
 		case st.Phase == Ended:
 			return errors.Join(startError(o.Spec, st), l.undo())
 		case a.Done:
+			ran = true
 			o.Hook("adopt")
 			if ctx.Err() != nil {
 				return errors.Join(context.Cause(ctx), l.undo())
