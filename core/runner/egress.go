@@ -107,8 +107,7 @@ func (r *Runner) readEgress(c *execdrv.Call, resp execdrv.Response, services []S
 		return nil, err
 	}
 	if r.Set.Net.Mode != "switch" {
-		r.unenforced(d)
-		return nil, nil
+		return nil, r.unenforced(d)
 	}
 	e := &supervise.Egress{
 		Policy: policy.Policy{Phase: policy.Run, Cap: r.Set.Egress.Run, Hub: hub, Job: d.run, Services: d.services, DryRun: d.dryRun},
@@ -128,19 +127,22 @@ func (r *Runner) readEgress(c *execdrv.Call, resp execdrv.Response, services []S
 	return e, nil
 }
 
-// unenforced says which lists mean nothing under a [net] mode without a switch.
-// Without a network at all there is nothing that they would refuse.
-func (r *Runner) unenforced(d declared) {
+// unenforced refuses lists that nothing would enforce under a [net] mode
+// without a switch. Without a network at all there is nothing that they would
+// refuse.
+func (r *Runner) unenforced(d declared) error {
 	mode := r.Set.Net.Mode
-	if mode == "none" {
-		return
+	const hint = `lists of what may be reached need [net] mode = "switch" on this runner`
+	switch {
+	case mode == "none":
+	case r.Set.Egress.Run.Restricted():
+		return fault.Newf(fault.System, "the allowlist of [egress] cannot be enforced under [net] mode %q", mode).Hint(hint)
+	case d.run.Restricted():
+		return fault.Newf(fault.JobFailed, "MICROVM_EGRESS_ALLOW_NAME and MICROVM_EGRESS_ALLOW_IP cannot be enforced under [net] mode %q of this runner", mode).Hint(hint)
+	case d.audit:
+		r.warn(fmt.Sprintf("MICROVM_EGRESS_AUDIT lists nothing under [net] mode %q of this runner", mode))
 	}
-	if r.Set.Egress.Run.Restricted() {
-		r.warn(fmt.Sprintf("[egress] is not enforced under [net] mode %q", mode))
-	}
-	if d.run.Restricted() {
-		r.warn(fmt.Sprintf("MICROVM_EGRESS_ALLOW_* is not enforced under [net] mode %q of this runner", mode))
-	}
+	return nil
 }
 
 // SiteOf is the key under which a host remembers the runs of a job:

@@ -223,15 +223,30 @@ func TestInvalidEgressFailsTheJobBeforeAnythingBoots(t *testing.T) {
 	}
 }
 
-func TestModesWithoutASwitchSayWhatTheyDoNotEnforce(t *testing.T) {
+func TestModesWithoutASwitchRefuseWhatNeedsOne(t *testing.T) {
+	for _, mode := range []string{"tap", "pool"} {
+		w := newWorld(t)
+		w.run.Set.Net.Mode = mode
+		refused := func(what, want string, status int, env ...string) {
+			t.Helper()
+			c := w.call(env...)
+			err := w.run.Prepare(context.Background(), c)
+			if runner.Status(c, err) != status || !strings.Contains(err.Error(), want) || !strings.Contains(fault.HintOf(err), "switch") {
+				t.Errorf("%s under %s: status %d, %v, hint %q", what, mode, runner.Status(c, err), err, fault.HintOf(err))
+			}
+		}
+		refused("the job's list", "MICROVM_EGRESS_ALLOW_NAME", 1, "CUSTOM_ENV_MICROVM_EGRESS_ALLOW_NAME=a.example")
+		w.run.Set.Egress.Run = policy.Lists{Names: []string{}}
+		refused("the host's list", "[egress]", 2)
+		if len(w.host.Launched) != 0 {
+			t.Errorf("%s: a guest was booted", mode)
+		}
+		w.run.Set.Egress.Run = policy.Lists{}
+		w.prepare("CUSTOM_ENV_MICROVM_EGRESS_AUDIT=1")
+		w.wantLines(mode, "\nvirtkit: warning: MICROVM_EGRESS_AUDIT lists nothing under [net] mode \""+mode+"\" of this runner\n")
+	}
 	w := newWorld(t)
 	w.run.Set.Egress.Run = policy.Lists{Names: []string{}}
-	w.run.Set.Net.Mode = "tap"
-	w.prepare("CUSTOM_ENV_MICROVM_EGRESS_ALLOW_NAME=a.example")
-	w.wantLines("tap", `
-virtkit: warning: [egress] is not enforced under [net] mode "tap"
-virtkit: warning: MICROVM_EGRESS_ALLOW_* is not enforced under [net] mode "tap" of this runner
-`)
 	w.run.Set.Net.Mode = "none"
 	w.prepare("CUSTOM_ENV_MICROVM_EGRESS_ALLOW_NAME=a.example")
 	w.wantLines("none", "")
