@@ -104,9 +104,29 @@ func same(t *testing.T, j *customdriver.Job, res runnerside.Result, want customd
 	if d := cmp.Diff(want.Stdout, j.Normalise(res.Stdout)); d != "" {
 		t.Errorf("%s: stdout differs from the recording (-recorded +got):\n%s", res.Call, d)
 	}
-	if d := cmp.Diff(want.Stderr, j.Normalise(res.Stderr)); d != "" {
+	if d := cmp.Diff(want.Stderr, j.Normalise(withoutNames(t, res))); d != "" {
 		t.Errorf("%s: stderr differs from the recording (-recorded +got):\n%s", res.Call, d)
 	}
+}
+
+// withoutNames is a stage's stderr without the one line that virtkit itself ends
+// a job's trace with, which the last stage has to have and no other may.
+func withoutNames(t *testing.T, res runnerside.Result) []byte {
+	t.Helper()
+	const begin = "virtkit: names this job has contacted under unrestricted egress: "
+	var rest []byte
+	n := 0
+	for line := range bytes.Lines(res.Stderr) {
+		if bytes.HasPrefix(line, []byte(begin)) {
+			n++
+			continue
+		}
+		rest = append(rest, line...)
+	}
+	if want := map[bool]int{true: 1}[res.Call == execdrv.StageCleanFileVars]; n != want {
+		t.Errorf("%s: %d lines begin with %q, want %d", res.Call, n, begin, want)
+	}
+	return rest
 }
 
 // worktree lists the files below the recorded working folder as
