@@ -292,6 +292,10 @@ func TestBoot(t *testing.T) {
 	if err != nil || !res.OOM || res.Signal != 9 {
 		t.Errorf("a program that eats all memory: %+v, %v", res, err)
 	}
+	v, err := g.Victims(ctx)
+	if err != nil || v.Err != "" || v.Total == 0 || len(v.List) == 0 || v.List[0].Name != "tail" || v.List[0].PID != res.PID || v.List[0].RSS < 16<<20 || v.List[0].UptimeMS <= 0 {
+		t.Errorf("Victims = %+v, %v; want tail, pid %d", v, err, res.PID)
+	}
 	if p, err := g.Ping(ctx); err != nil || p.OOMKills == 0 || p.UpperSize < 32<<20 || p.UpperSize > 64<<20 {
 		t.Errorf("Ping = %+v, %v", p, err)
 	}

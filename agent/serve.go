@@ -206,6 +206,12 @@ func (s *server) stream(ctx context.Context, st *yamux.Stream) {
 		s.hello(st)
 	case guestwire.OpPing:
 		guestwire.Send(st, s.pulse())
+	case guestwire.OpVictims:
+		v, err := s.victims()
+		if err != nil {
+			v.Err = err.Error()
+		}
+		guestwire.Send(st, v)
 	case guestwire.OpSetup:
 		s.setup(st, h.Body)
 	case guestwire.OpResume:

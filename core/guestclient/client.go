@@ -128,6 +128,12 @@ func (c *Client) Ping(ctx context.Context) (guestwire.Pong, error) {
 	return p, c.ask(ctx, guestwire.OpPing, nil, &p)
 }
 
+// Victims asks whom the guest's kernel killed for want of memory.
+func (c *Client) Victims(ctx context.Context) (guestwire.Victims, error) {
+	var v guestwire.Victims
+	return v, c.ask(ctx, guestwire.OpVictims, nil, &v)
+}
+
 // Resume tells a guest restored from memory, or continued after a pause, what
 // has changed. A zero UnixNano is filled in at the moment of sending.
 func (c *Client) Resume(ctx context.Context, r guestwire.Resume) error {

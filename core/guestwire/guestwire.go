@@ -49,6 +49,7 @@ const (
 	OpExec     = "exec"     // ExecRequest; then ExecControl ⇄ ExecEvent frames
 	OpStdio    = "stdio"    // Stdio; then raw bytes, half-closed at EOF
 	OpPing     = "ping"     // no body → Pong
+	OpVictims  = "victims"  // no body → Victims
 	OpShutdown = "shutdown" // Shutdown → Reply
 	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways (udp: each datagram after its length, 2 bytes)
 	OpWrite    = "write"    // WriteFile; then raw bytes until EOF → Reply
@@ -244,6 +245,25 @@ type Pong struct {
 	OOMKills  int64 `json:"oom_kills"`     // since boot
 	UpperUsed int64 `json:"upper_used"`    // bytes of the writable layer
 	UpperSize int64 `json:"upper_size"`
+}
+
+// MaxVictims is how many victims are named.
+const MaxVictims = 64
+
+// Victims are the processes that the guest's kernel killed for want of memory,
+// as far as its log remembers.
+type Victims struct {
+	List  []Victim `json:"list,omitempty"` // the first MaxVictims
+	Total int      `json:"total"`
+	Err   string   `json:"err,omitempty"` // the log could not be read
+}
+
+// Victim is one of them.
+type Victim struct {
+	Name     string `json:"name"`
+	PID      int    `json:"pid"`
+	RSS      int64  `json:"rss"`       // anonymous memory that it held, bytes
+	UptimeMS int64  `json:"uptime_ms"` // of the guest at its death
 }
 
 // Shutdown ends the guest in order.

@@ -29,7 +29,7 @@ var types = map[string]any{
 	"Resume": guestwire.Resume{}, "ExecRequest": guestwire.ExecRequest{}, "Stdio": guestwire.Stdio{},
 	"ExecControl": guestwire.ExecControl{}, "ExecEvent": guestwire.ExecEvent{}, "Pong": guestwire.Pong{},
 	"Shutdown": guestwire.Shutdown{}, "Dial": guestwire.Dial{}, "WriteFile": guestwire.WriteFile{},
-	"Service": guestwire.Service{},
+	"Service": guestwire.Service{}, "Victims": guestwire.Victims{},
 }
 
 // fill sets every field to something that is not its zero value.

@@ -367,7 +367,9 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		cancel()
 		if err == nil {
 			silent = 0
-			next = s.keepClock(ctx, g, &clock, t, <-pong)
+			p := <-pong
+			s.upper.see(p)
+			next = s.keepClock(ctx, g, &clock, t, p)
 			continue
 		}
 		silent += min(time.Since(t), each)

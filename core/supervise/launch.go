@@ -34,6 +34,10 @@ type LaunchOptions struct {
 	// Env is added to the few variables that a supervisor inherits (see
 	// InheritedEnv). It must hold no secret.
 	Env []string
+	// Hold are files that the supervisor keeps open for its life, and hands on to
+	// nobody: locks that are to last as long as it does. They stay the caller's to
+	// close.
+	Hold []*os.File
 	// Progress, when set, hears of each change of the state until the guest
 	// runs.
 	Progress func(State)
@@ -162,6 +166,10 @@ func start(dir string, lock *fsx.Lock, o LaunchOptions) (*launched, error) {
 	if o.uplink != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, o.uplink)
 		cmd.Env[len(cmd.Env)-1] = launchedEnv + "=" + withUplink
+	}
+	if len(o.Hold) > 0 {
+		cmd.Env = append(cmd.Env, fmt.Sprintf("%s=%d-%d", holdEnv, 3+len(cmd.ExtraFiles), 2+len(cmd.ExtraFiles)+len(o.Hold)))
+		cmd.ExtraFiles = append(cmd.ExtraFiles, o.Hold...)
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {

@@ -52,7 +52,7 @@ func fakeDeps(d *supervisetest.Driver, n *supervisetest.Network) supervise.Deps 
 		NewNetwork: func(context.Context, string, supervise.Spec) (supervise.Network, error) { return n, nil },
 		Times: supervise.Times{
 			Ping: 20 * time.Millisecond, Contact: 100 * time.Millisecond,
-			Grace: 200 * time.Millisecond, Power: 500 * time.Millisecond,
+			Grace: 200 * time.Millisecond, Power: 500 * time.Millisecond, Usage: 500 * time.Millisecond,
 		},
 	}
 }

@@ -24,6 +24,9 @@ const (
 	withUplink  = "uplink"
 )
 
+// holdEnv tells it the first and the last of descriptors that it only keeps.
+const holdEnv = "VIRTKIT_SUPERVISE_HOLD"
+
 // Prefixes of names beside job directories.
 const (
 	NewPrefix  = ".new-"  // being made; its lock is held meanwhile
@@ -60,6 +63,10 @@ func inherit(dir string) (*inherited, error) {
 	os.Unsetenv(launchedEnv)
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
+	if err := holdFiles(os.Getenv(holdEnv)); err != nil {
+		return nil, err
+	}
+	os.Unsetenv(holdEnv)
 	unix.Umask(0o077)
 	var a, b unix.Stat_t
 	if err := unix.Fstat(3, &a); err != nil {
@@ -84,6 +91,24 @@ func inherit(dir string) (*inherited, error) {
 		in.uplink = newUplink(c)
 	}
 	return in, nil
+}
+
+// holdFiles leaves the descriptors of holdEnv open until this process ends, and
+// keeps them from its children.
+func holdFiles(fds string) error {
+	if fds == "" {
+		return nil
+	}
+	var first, last int
+	if n, err := fmt.Sscanf(fds, "%d-%d", &first, &last); n != 2 || err != nil || first < 5 || last < first {
+		return fmt.Errorf("%s is %q, expected the first and the last descriptor", holdEnv, fds)
+	}
+	for fd := first; fd <= last; fd++ {
+		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
+			return fmt.Errorf("keeping descriptor %d open: %w", fd, err)
+		}
+	}
+	return nil
 }
 
 // launcherPipe is the supervisor's end of the connection to the process that

@@ -62,6 +62,7 @@ type Times struct {
 	Grace   time.Duration // of a stop that names none; default 5 s
 	Power   time.Duration // from the agent's goodbye to power off, then the guest is killed; default 10 s
 	Record  time.Duration // between two writes of egress.json while it changes; default 5 s
+	Usage   time.Duration // that a guest gets to tell of its usage; default 10 s
 }
 
 // Defaults of a Spec that leaves them 0.
@@ -71,6 +72,7 @@ const (
 	defaultPower     = 10 * time.Second
 	defaultContact   = 10 * time.Second
 	defaultRecord    = 5 * time.Second
+	defaultUsage     = 10 * time.Second
 	// drainLimit bounds how long the output of a guest that is gone may take
 	// to reach its readers.
 	drainLimit = 10 * time.Second
@@ -111,6 +113,7 @@ type supervisor struct {
 
 	clients clients
 	egress  egressKeeper
+	upper   highWater
 
 	services     []*service
 	endServices  context.CancelCauseFunc // nil until they are started
@@ -211,6 +214,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 	def(&d.Times.Grace, defaultGrace)
 	def(&d.Times.Power, defaultPower)
 	def(&d.Times.Record, defaultRecord)
+	def(&d.Times.Usage, defaultUsage)
 	ping := 10 * time.Second
 	if spec.HangLimit > 0 {
 		ping = min(max(spec.HangLimit/4, time.Second), ping)

@@ -206,6 +206,9 @@ func (s *supervisor) client(conn *net.UnixConn) {
 		tell(conn, answer{Publish: p, Done: true}, err)
 	case opEgress:
 		tell(conn, answer{Done: true}, s.egress.ask(r.Stage))
+	case opUsage:
+		u, err := s.usage()
+		tell(conn, answer{Usage: u, Done: true}, err)
 	default:
 		tell(conn, answer{Done: true}, fault.Newf(fault.Usage, "unknown request %q", r.Op))
 	}

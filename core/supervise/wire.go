@@ -21,6 +21,7 @@ import "time"
 //	unpublish  one answer.
 //	egress     one answer, once egress.json holds all that was recorded so far.
 //	           Stage, when given, names the stage that begins.
+//	usage      one answer with Usage, once the guest was asked.
 //
 // The last answer of a request has Done set, and Err when it failed. The
 // client may close at any time. A peer whose uid is neither the supervisor's
@@ -35,6 +36,7 @@ const (
 	opPublish   = "publish"
 	opUnpublish = "unpublish"
 	opEgress    = "egress"
+	opUsage     = "usage"
 	opAdopt     = "adopt" // on the launcher's pipe alone
 	opEnv       = "env"   // likewise, first: the command's environment, or Service's, which no file may hold
 )
@@ -52,6 +54,7 @@ type request struct {
 type answer struct {
 	State   *State   `json:"state,omitempty"`
 	Publish *Publish `json:"publish,omitempty"`
+	Usage   *Usage   `json:"usage,omitempty"`
 	Done    bool     `json:"done,omitempty"`
 	Err     string   `json:"err,omitempty"`
 	Kind    string   `json:"kind,omitempty"` // fault.Kind of Err

@@ -32,7 +32,8 @@ var _ supervise.EgressNetwork = egressNetwork{}
 
 func (n egressNetwork) Recorder() *policy.Recorder { return n.record }
 
-func (n egressNetwork) Traffic() (sent, received uint64) {
+// Traffic counts payload between the guests and the outside.
+func (n *network) Traffic() (sent, received uint64) {
 	s := n.sw.Stats()
 	return s.Sent, s.Received
 }

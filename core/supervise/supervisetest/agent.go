@@ -80,7 +80,8 @@ func (a *agent) pong() guestwire.Pong {
 	defer a.mu.Unlock()
 	a.pings++
 	now := time.Now()
-	return guestwire.Pong{UnixNano: now.Add(a.shift - a.lost).UnixNano(), UptimeMS: (now.Sub(a.born) - a.lost).Milliseconds()}
+	return guestwire.Pong{UnixNano: now.Add(a.shift - a.lost).UnixNano(), UptimeMS: (now.Sub(a.born) - a.lost).Milliseconds(),
+		UpperUsed: a.d.UpperUsed.Load(), UpperSize: a.d.UpperSize.Load()}
 }
 
 func (a *agent) resume(body []byte) guestwire.Reply {
@@ -222,6 +223,8 @@ func (a *agent) serve(st *yamux.Stream) {
 		a.setup(st, h.Body)
 	case guestwire.OpPing:
 		guestwire.Send(st, a.pong())
+	case guestwire.OpVictims:
+		guestwire.Send(st, a.d.Victims)
 	case guestwire.OpResume:
 		guestwire.Send(st, a.resume(h.Body))
 	case guestwire.OpShutdown:

@@ -14,9 +14,11 @@ import (
 	"os/exec"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"virtkit/core/guestwire"
 	"virtkit/core/machine"
 )
 
@@ -53,6 +55,10 @@ type Driver struct {
 	BadState machine.Reason
 	// SaveErr fails Save, after half of the state.
 	SaveErr error
+
+	// Victims are told by every guest; UpperUsed of UpperSize is in its pulse.
+	Victims              guestwire.Victims
+	UpperUsed, UpperSize atomic.Int64
 
 	mu     sync.Mutex
 	guests []*Guest

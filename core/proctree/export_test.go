@@ -1,0 +1,7 @@
+package proctree
+
+// Ways to list processes.
+var (
+	Tree   = tree
+	Search = search
+)
