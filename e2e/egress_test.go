@@ -270,6 +270,46 @@ virtkit:   tcp 198.51.100.2:80 (once): outside the node's [egress] allow_name: i
 	nothingLeft(t, h)
 }
 
+// Each service is held to its own lists and the job's, by the socket that its
+// traffic comes from, also when the job has a command run in it.
+func TestEgressOfServices(t *testing.T) {
+	h, configure := egressHost(t)
+	configure("")
+	s := jobWith(t, h, "local/default", map[string]string{"MICROVM_EGRESS_ALLOW_NAME": "web.test one.test", "CI_PROJECT_ID": "42", "CI_JOB_NAME": "services"},
+		service("local/default", "shut", map[string]any{"command": []string{"sleep", "600"}, "variables": map[string]string{"MICROVM_EGRESS_ALLOW_NAME": ""}}),
+		service("local/default", "own", map[string]any{"command": []string{"sleep", "600"}, "variables": map[string]string{"MICROVM_EGRESS_ALLOW_NAME": "one.test, many.test"}}))
+	t.Cleanup(func() { nothingLeft(t, h) })
+	prep := prepared(t, s)
+	if w := "virtkit: warning: service own: MICROVM_EGRESS_ALLOW_NAME many.test: outside the job's MICROVM_EGRESS_ALLOW_NAME, its lookups will be refused\n"; !strings.Contains(string(prep.Stdout), w) {
+		t.Errorf("the trace lacks %q:\n%s", w, prep.Stdout)
+	}
+	res := stage(t, s, execdrv.StageBuild, `try() { echo "$*: $("$@" >/dev/null 2>&1 && echo yes || echo no)"; }
+try getent ahostsv4 web.test
+try getent ahostsv4 one.test
+for s in shut own; do
+  try vk-agent exec --service $s -- getent ahostsv4 one.test
+  try vk-agent exec --service $s -- getent ahostsv4 web.test
+  try vk-agent exec --service $s -- getent ahostsv4 own
+done
+`)
+	want(t, "who reaches what", `
+getent ahostsv4 web.test: yes
+getent ahostsv4 one.test: yes
+vk-agent exec --service shut -- getent ahostsv4 one.test: no
+vk-agent exec --service shut -- getent ahostsv4 web.test: no
+vk-agent exec --service shut -- getent ahostsv4 own: yes
+vk-agent exec --service own -- getent ahostsv4 one.test: yes
+vk-agent exec --service own -- getent ahostsv4 web.test: no
+vk-agent exec --service own -- getent ahostsv4 own: yes
+`, string(res.Stdout))
+	want(t, "the refusals", `
+virtkit: egress blocked by the allowlist:
+virtkit:   dns one.test (once) from service shut: outside service shut's MICROVM_EGRESS_ALLOW_NAME
+virtkit:   dns web.test (once) from service shut: outside service shut's MICROVM_EGRESS_ALLOW_NAME
+virtkit:   dns web.test (once) from service own: outside service own's MICROVM_EGRESS_ALLOW_NAME
+`, string(res.Stderr))
+}
+
 // kill -9 of the supervisor, which is the switch's process: a system failure
 // that says so; and what was recorded until then is kept.
 func TestEgressOfAKilledSupervisor(t *testing.T) {

@@ -115,14 +115,14 @@ func (r *Runner) readEgress(c *execdrv.Call, resp execdrv.Response, services []S
 		Cap: policy.ReportCap(r.Set.Egress.Run, r.Set.Egress.DryRun).Fingerprint,
 	}
 	for _, line := range policy.LayerLines(&e.Policy, nil) {
-		fmt.Fprintln(r.Trace, line)
+		r.write(line + "\n")
 	}
 	if d.warning != "" {
-		fmt.Fprintln(r.Trace, d.warning)
+		r.write(d.warning + "\n")
 	}
 	e.Refusals = e.Policy.Unreachable()
 	for _, f := range e.Refusals {
-		fmt.Fprintln(r.Trace, f.Warning())
+		r.write(f.Warning() + "\n")
 	}
 	return e, nil
 }
@@ -212,7 +212,7 @@ func (r *Runner) stageEnded(ctx context.Context, g Guest, dir, stage string) {
 	}
 	if now.Record.Revision != told.Revision {
 		for _, line := range policy.DenialLines(now.Record.Since(told), hubRules(now.Egress.Policy.Hub)) {
-			fmt.Fprintln(r.Trace, line)
+			r.write(line + "\n")
 		}
 		if err := writeTold(dir, now.Record); err != nil {
 			r.warn("what this stage was refused will be told again: " + err.Error())
@@ -233,7 +233,7 @@ func hubRules(h *policy.HubEgress) []string {
 func (r *Runner) endOfRun(e supervise.EgressRecord) {
 	if e.Egress.Audit {
 		for _, line := range policy.AuditLines(e.Record) {
-			fmt.Fprintln(r.Trace, line)
+			r.write(line + "\n")
 		}
 	}
 	if r.Sites == nil || e.Egress.Site == "" {
@@ -245,7 +245,7 @@ func (r *Runner) endOfRun(e supervise.EgressRecord) {
 		r.warn(err.Error())
 		return
 	}
-	fmt.Fprintln(r.Trace, list.Line(fp))
+	r.write(list.Line(fp) + "\n")
 }
 
 func readTold(dir string) (policy.Record, error) {
