@@ -15,6 +15,7 @@ import (
 
 type execOptions struct {
 	name     string
+	service  string
 	argv     []string
 	env      []string
 	clearEnv bool
@@ -35,9 +36,10 @@ func newExec(a *app) *cli.Command {
 		ArgsUsage: "NAME CMD…",
 		Description: "Runs a command in a guest that runs, beside what runs in it. The exit status is\n" +
 			"the command's. A first Ctrl-C goes to the command, a second one kills it; the\n" +
-			"guest runs on.",
+			"guest runs on. With --service, runs it in a service of a GitLab job.",
 		UseShortOptionHandling: true,
 		Flags: []cli.Flag{
+			cliutil.String(&o.service, "service", "NAME", "run it in this service of the guest's job instead"),
 			cliutil.Strings(&o.env, "env", "KEY[=VALUE]", "set a variable; without a value, as it is here").Short("e"),
 			cliutil.Bool(&o.clearEnv, "clear-env", "start from an empty environment instead of the image's"),
 			cliutil.String(&o.user, "user", "USER[:GROUP]", "user that the command runs as").Short("u").Default("root"),
@@ -90,6 +92,9 @@ func (o *execOptions) request(a *app) guestwire.ExecRequest {
 
 func (a *app) exec(ctx context.Context, o *execOptions) error {
 	client, _, err := a.guest(ctx, o.name)
+	if err == nil && o.service != "" {
+		client, err = client.Service(o.service)
+	}
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ type logsOptions struct {
 	follow  bool
 	exact   bool
 	command bool
+	service string
 }
 
 func newLogs(a *app) *cli.Command {
@@ -32,14 +33,26 @@ func newLogs(a *app) *cli.Command {
 		ArgsUsage: "NAME",
 		Description: "Prints what the guest wrote to its console: its kernel's messages, the agent's,\n" +
 			"and what its programs write there. With --command the output of the command of a\n" +
-			"detached guest instead. Terminal control sequences are removed unless --exact is\n" +
-			"given. The oldest part is dropped once it has grown too large.",
+			"detached guest instead, with --service that of a service of a GitLab job. Terminal\n" +
+			"control sequences are removed unless --exact is given. The oldest part is dropped\n" +
+			"once it has grown too large.",
 		Flags: []cli.Flag{
 			cliutil.Bool(&o.follow, "follow", "go on until the guest ends").Short("f"),
 			cliutil.Bool(&o.exact, "exact", "print every byte as it came"),
 			cliutil.Bool(&o.command, "command", "print the output of a detached guest's command instead"),
+			cliutil.String(&o.service, "service", "NAME", "print the log of this service of the guest's job instead"),
 		},
 		Action: a.withJob(func(ctx context.Context, _ *wire.Host, j ledger.Job) error {
+			if o.service != "" {
+				spec, err := supervise.ReadSpec(j.Dir)
+				if err != nil {
+					return err
+				}
+				if j.Dir, err = spec.ServiceDir(j.Dir, o.service); err != nil {
+					return err
+				}
+				o.command = true
+			}
 			return printLogs(ctx, a.env.Stdout, j.Dir, o, func() bool { return gone(j.Dir) })
 		}),
 	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such guest"})

@@ -170,17 +170,26 @@ func (c *Client) Service(name string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	dir, err := spec.ServiceDir(c.dir, name)
+	if err != nil {
+		return nil, err
+	}
+	return Dial(dir)
+}
+
+// ServiceDir is the directory of a service, by any of its names, in the guest's.
+func (s Spec) ServiceDir(jobdir, name string) (string, error) {
 	var known []string
-	for _, v := range spec.Services {
+	for _, v := range s.Services {
 		if v.named(name) {
-			return Dial(ServiceDir(c.dir, v.Spec.ID))
+			return ServiceDir(jobdir, v.Spec.ID), nil
 		}
 		known = append(known, v.Spec.ID)
 	}
 	if known == nil {
-		return nil, fault.Newf(fault.NotFound, "guest %s has no services", spec.Name)
+		return "", fault.Newf(fault.NotFound, "guest %s has no services", s.Name)
 	}
-	return nil, fault.Newf(fault.NotFound, "guest %s has no service %q", spec.Name, name).Hint("it has: %s", strings.Join(known, ", "))
+	return "", fault.Newf(fault.NotFound, "guest %s has no service %q", s.Name, name).Hint("it has: %s", strings.Join(known, ", "))
 }
 
 // named tells whether a service goes by this name.

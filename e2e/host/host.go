@@ -215,19 +215,38 @@ func (h *Host) leftNow() []string {
 	return out
 }
 
-// Supervisors maps the processes of one job by role: "supervisor" and "vmm".
+// Supervisors maps the processes of one job by role: "supervisor" and "vmm", and
+// "service supervisor" and "service vmm" of one of its services, if it has any.
 func (h *Host) Supervisors(id string) map[string]int {
 	out := map[string]int{}
 	dir := filepath.Join(h.State, "jobs", id)
 	for pid, args := range h.Processes() {
+		role := ""
 		switch {
 		case strings.Contains(args, "supervise "+dir):
-			out["supervisor"] = pid
+			role = "supervisor"
 		case strings.Contains(args, "qemu") || strings.Contains(args, "vk:"):
-			out["vmm"] = pid
+			role = "vmm"
+		default:
+			continue
 		}
+		if strings.Contains(args+h.openFiles(pid), dir+"/services/") {
+			role = "service " + role
+		}
+		out[role] = pid
 	}
 	return out
+}
+
+// openFiles are the files that a process has open, in one text.
+func (h *Host) openFiles(pid int) string {
+	var all strings.Builder
+	fds, _ := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/fd/*")
+	for _, fd := range fds {
+		l, _ := os.Readlink(fd)
+		all.WriteString(" " + l)
+	}
+	return all.String()
 }
 
 // IsMissing tells a Missing from other errors.
