@@ -104,6 +104,9 @@ func (b *bench) netPeers(ctx context.Context, o *outside) error {
 			return err
 		}
 		for _, peer := range peers {
+			if os.Getenv("VKONLY") != "" {
+				continue
+			}
 			if slices.Contains(peer.mtus, mtu) {
 				p, err := peer.plug(b, ctx, mtu)
 				if err := add(p, err, mtu); err != nil {
@@ -129,6 +132,9 @@ func (b *bench) netPeers(ctx context.Context, o *outside) error {
 				clear(s.vals)
 			}
 		}
+	}
+	if os.Getenv("VKONLY") != "" {
+		return nil
 	}
 	b.netRows(sides)
 	return nil

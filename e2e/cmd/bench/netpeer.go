@@ -46,7 +46,7 @@ func (p *plugged) stop() {
 	if p.Link != nil {
 		p.Link.Close()
 	}
-	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Process.Signal(syscall.SIGTERM) // all of them end by it
 	_ = p.cmd.Wait()
 }
 

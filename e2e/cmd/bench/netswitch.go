@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/signal"
+	"runtime/pprof"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +27,16 @@ var switchSubnet = netip.MustParsePrefix("10.98.0.0/24")
 // and what the guest's interface is to be set to over descriptor 3, and ends
 // when that closes or when it is told to.
 func runSwitch(ctx context.Context, arg string) error {
+	if path := os.Getenv("VIRTKIT_BENCH_PROFILE"); path != "" {
+		f, err := os.Create(fmt.Sprintf("%s.%d", path, os.Getpid()))
+		if err != nil {
+			return fmt.Errorf("profiling: %w", err)
+		}
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return fmt.Errorf("profiling: %w", err)
+		}
+		defer pprof.StopCPUProfile()
+	}
 	var c switchConfig
 	if err := json.Unmarshal([]byte(arg), &c); err != nil {
 		return fmt.Errorf("reading what the switch is to be: %w", err)
