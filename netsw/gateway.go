@@ -3,7 +3,6 @@ package netsw
 import (
 	"fmt"
 	"net/netip"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,23 +34,13 @@ type gateway struct {
 	st   *stack.Stack
 	link *linkEndpoint
 
-	tcpFwd *tcp.Forwarder
 	udpFwd *udp.Forwarder
-
-	mu   sync.Mutex
-	syns map[stack.TransportEndpointID]syn // connections being set up
 
 	resolver *resolver
 }
 
-// syn is a connection being set up.
-type syn struct {
-	p   *Port
-	seq uint32 // its first sequence number: an ICMP error must quote it to be believed
-}
-
 func newGateway(s *Switch) (*gateway, error) {
-	g := &gateway{sw: s, syns: make(map[stack.TransportEndpointID]syn)}
+	g := &gateway{sw: s}
 	g.link = &linkEndpoint{sw: s}
 	g.st = stack.New(stack.Options{
 		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol},
@@ -61,9 +50,7 @@ func newGateway(s *Switch) (*gateway, error) {
 		g.st.Destroy()
 		return nil, err
 	}
-	g.tcpFwd = tcp.NewForwarder(g.st, 0, maxInFlight, g.forwardTCP)
 	g.udpFwd = udp.NewForwarder(g.st, func(*udp.ForwarderRequest) bool { return false })
-	g.st.SetTransportProtocolHandler(tcp.ProtocolNumber, g.handleTCP)
 	g.st.SetTransportProtocolHandler(udp.ProtocolNumber, g.handleUDP)
 	var err error
 	if g.resolver, err = newResolver(g); err != nil {

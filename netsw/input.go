@@ -2,6 +2,7 @@ package netsw
 
 import (
 	"net/netip"
+	"slices"
 
 	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
@@ -11,8 +12,9 @@ import (
 	"virtkit/netsw/frame"
 )
 
-// input takes one frame from the guest. f is the reader's and not kept.
-func (p *Port) input(f []byte) {
+// input takes one frame from the guest. f is the reader's and not kept longer
+// than g, which it flushes before it reads on.
+func (p *Port) input(f []byte, g *gather) {
 	p.capture(f)
 	e, ok := frame.ParseEth(f)
 	switch {
@@ -21,7 +23,7 @@ func (p *Port) input(f []byte) {
 	case e.Src != p.mac:
 		p.c.drop(DropSrcMAC)
 	case e.Type == frame.TypeIPv4:
-		p.inputIPv4(f, &e)
+		p.inputIPv4(f, &e, g)
 	case e.Type == frame.TypeARP:
 		p.inputARP(&e)
 	case e.Type == frame.TypeIPv6:
@@ -64,7 +66,7 @@ func (p *Port) inputARP(e *frame.Eth) {
 	p.sendBuf(buf)
 }
 
-func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
+func (p *Port) inputIPv4(f []byte, e *frame.Eth, g *gather) {
 	ip, ok := frame.ParseIPv4(e.Payload)
 	if !ok {
 		p.c.drop(DropMalformed)
@@ -80,7 +82,7 @@ func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
 	}
 	switch {
 	case e.Dst == p.sw.gwMAC:
-		p.inputGateway(e, &ip)
+		p.inputGateway(e, &ip, g)
 	case e.Dst.Multicast():
 		if p.inputDHCP(&ip) {
 			return
@@ -96,7 +98,7 @@ func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
 		}
 		for _, q := range p.sw.table.Load().ports {
 			if q != p {
-				p.forward(q, f)
+				p.forward(q, f, g)
 			}
 		}
 	default:
@@ -115,7 +117,7 @@ func (p *Port) inputIPv4(f []byte, e *frame.Eth) {
 			p.c.drop(DropProtocol)
 			return
 		}
-		p.forward(q, f)
+		p.forward(q, f, g)
 	}
 }
 
@@ -126,16 +128,19 @@ func leases(ip *frame.IPv4) bool {
 }
 
 // forward passes a frame to another guest unchanged.
-func (p *Port) forward(q *Port, f []byte) {
+func (p *Port) forward(q *Port, f []byte, g *gather) {
 	buf := getBuffer(frame.LenSize + len(f))
 	copy(buf.b[frame.LenSize:], f)
-	if q.sendBuf(buf) {
+	if q.queueBuf(buf) {
 		p.c.switched.Add(1)
+		if !slices.Contains(g.touched, q) {
+			g.touched = append(g.touched, q)
+		}
 	}
 }
 
 // inputGateway takes a packet that is for the gateway or the outside.
-func (p *Port) inputGateway(e *frame.Eth, ip *frame.IPv4) {
+func (p *Port) inputGateway(e *frame.Eth, ip *frame.IPv4, g *gather) {
 	if ip.Dst != p.sw.gwIP && p.sw.nobodys(ip.Dst) {
 		p.c.drop(DropMartian)
 		return
@@ -146,6 +151,9 @@ func (p *Port) inputGateway(e *frame.Eth, ip *frame.IPv4) {
 			return
 		}
 	case frame.ProtoTCP:
+		if p.inputTCP(ip, g) {
+			return
+		}
 	case frame.ProtoICMP:
 		if !p.inputICMP(ip) {
 			return

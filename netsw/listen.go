@@ -2,9 +2,8 @@ package netsw
 
 import (
 	"errors"
+	"net/netip"
 	"time"
-
-	"gvisor.dev/gvisor/pkg/tcpip"
 
 	"virtkit/core/policy"
 	"virtkit/netsw/asked"
@@ -19,64 +18,80 @@ const (
 	maxHeld = 16 << 20
 )
 
-// listen reads from the guest until it is known whom the flow asks for, and
-// whether it may: then what was read goes out, else an error comes back. The
-// other direction is not held up, so a server that speaks first does.
-func (f *tcpFlow) listen(ch <-chan struct{}) error {
-	h := held{sw: f.p.sw}
-	defer h.release()
-	var late <-chan time.Time
-	for {
-		_, terr := f.ep.Read(&h, tcpip.ReadOptions{})
-		names, more := asked.Parse(h.b)
-		if h.full {
-			more = false
-			if names == nil {
-				names = unreadable
-			}
-		}
-		if !more {
-			return f.answer(names, &h)
-		}
-		switch terr.(type) {
-		case nil:
-		case *tcpip.ErrWouldBlock:
-			if late == nil && len(h.b) > 0 {
-				t := time.NewTimer(listenWait)
-				defer t.Stop()
-				late = t.C
-			}
-			select {
-			case <-ch:
-			case <-late:
-				return f.answer(unreadable, &h)
-			}
-		case *tcpip.ErrClosedForReceive:
-			if len(h.b) == 0 {
-				return nil
-			}
-			return f.answer(unreadable, &h)
-		default:
-			return errReset
+// listening is what a connection has until it is known whom it asks for.
+type listening struct {
+	held
+	late *time.Timer // set when the guest began to say something
+}
+
+// listen has the guest's first bytes held until it is known whom the connection
+// asks for, and whether it may: then they go out, else it is reset. The other
+// direction is not held up, so a server that speaks first does. c.mu is held.
+func (c *conn) listen() { c.ear = &listening{held: held{sw: c.p.sw}} }
+
+// heardLocked takes bytes that the guest sent while it is listened to.
+func (c *conn) heardLocked(b []byte) {
+	e := c.ear
+	n, _ := e.Write(b) // what it does not take goes after it: Parse has an answer then
+	names, more := asked.Parse(e.b)
+	if e.full {
+		more = false
+		if names == nil {
+			names = unreadable
 		}
 	}
+	switch {
+	case !more:
+		if c.decide(names); c.state == open && n < len(b) {
+			var g gather
+			g.add(b[n:])
+			c.writeLocked(&g)
+		}
+	case e.late == nil:
+		e.late = time.AfterFunc(listenWait, func() {
+			defer c.p.kick()
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.ear == e && c.state == open {
+				c.decide(unreadable)
+			}
+		})
+	}
+}
+
+// deafLocked ends the listening, with what was held; nil when there is none.
+func (c *conn) deafLocked() []byte {
+	e := c.ear
+	if e == nil {
+		return nil
+	}
+	if c.ear = nil; e.late != nil {
+		e.late.Stop()
+	}
+	e.release()
+	return e.b
 }
 
 var unreadable = []string{policy.UnreadableName}
 
-// answer asks the policy about the names, and passes on what was held.
-func (f *tcpFlow) answer(names []string, h *held) error {
+// decide asks the policy about the names, and passes on what was held.
+func (c *conn) decide(names []string) {
+	dst := netip.AddrPortFrom(c.id.dst.Addr(), c.id.dport)
+	b := c.deafLocked()
 	for _, n := range names {
-		fl := policy.Flow{Port: f.p.name, Proto: policy.TCP, Dst: f.dst}
-		if v := f.p.sw.asker.Asked(fl, n); !v.Allow {
-			f.p.c.drop(DropDenied)
-			f.p.sw.log.Debug("refused a flow for the name it asks for", "vm", f.p.name, "dst", f.dst.String(), "name", n, "layer", v.Layer, "reason", v.Reason)
-			return errReset
+		fl := policy.Flow{Port: c.p.name, Proto: policy.TCP, Dst: dst}
+		if v := c.p.sw.asker.Asked(fl, n); !v.Allow {
+			c.p.c.drop(DropDenied)
+			c.p.sw.log.Debug("refused a flow for the name it asks for", "vm", c.p.name, "dst", dst.String(), "name", n, "layer", v.Layer, "reason", v.Reason)
+			c.failLocked()
+			return
 		}
 	}
-	n, err := f.conn.Write(h.b)
-	f.p.c.sent.Add(uint64(n))
-	return err
+	if len(b) > 0 {
+		var g gather
+		g.add(b)
+		c.writeLocked(&g)
+	}
 }
 
 // held takes a flow's first bytes, within bounds.

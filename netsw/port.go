@@ -2,22 +2,17 @@ package netsw
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
 	"virtkit/core/guestwire"
-	"virtkit/core/logx"
 	"virtkit/netsw/frame"
 )
 
@@ -35,6 +30,8 @@ type Port struct {
 	askers     atomic.Int64 // TCP connections that they come over
 	connecting atomic.Int64 // TCP connections being set up
 	pinging    atomic.Int64 // running pings
+
+	conns connTable
 
 	mu       sync.Mutex
 	file     *os.File // the guest's end of the link, until it is taken
@@ -117,17 +114,7 @@ func (p *Port) Remove() {
 	p.unplug()
 }
 
-// link is a socket pair's near end with its two goroutines.
-type link struct {
-	p    *Port
-	conn *net.UnixConn
-	q    *queue
-	done chan struct{} // closed once, by end
-	once sync.Once
-}
-
-// plug makes a link. The near end is ours and non-blocking; the far one is
-// handed over blocking, as a VMM expects it. The switch's lock is held, and it
+// plug makes a link. Both ends block: a VMM expects it of its own. The switch's lock is held, and it
 // is not closed.
 func (p *Port) plug() (*os.File, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -139,15 +126,8 @@ func (p *Port) plug() (*os.File, error) {
 		// only means more wake-ups.
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, 1<<20)
 	}
-	near := os.NewFile(uintptr(fds[0]), "netsw:"+p.name)
 	far := os.NewFile(uintptr(fds[1]), "vm:"+p.name)
-	c, err := net.FileConn(near) // duplicates, and sets non-blocking
-	near.Close()
-	if err != nil {
-		far.Close()
-		return nil, fmt.Errorf("using the socket pair of port %q: %w", p.name, err)
-	}
-	l := &link{p: p, conn: c.(*net.UnixConn), q: newQueue(), done: make(chan struct{})}
+	l := newLink(p, fds[0])
 	p.mu.Lock()
 	if p.file != nil {
 		p.file.Close()
@@ -197,188 +177,36 @@ func (p *Port) untrack(f flow) {
 	p.mu.Unlock()
 }
 
-func (l *link) end() {
-	l.once.Do(func() {
-		close(l.done)
-		l.conn.Close()
-		l.p.link.CompareAndSwap(l, nil)
-	})
-}
-
-// readSize holds one largest frame with room for the start of others.
-const readSize = 128 << 10
-
-var readPool = sync.Pool{New: func() any { b := make([]byte, readSize); return &b }}
-
-// readLoop reads frames and hands each to the switch. While the guest is
-// silent and no frame is half read, it holds no buffer.
-func (l *link) readLoop() {
-	defer l.end()
-	raw, err := l.conn.SyscallConn()
-	if err != nil {
-		l.p.sw.log.Error("reading from a guest's link", logx.VM, l.p.name, logx.Err, err)
-		return
-	}
-	var (
-		buf  *[]byte
-		have int
-		n    int
-		rerr error
-	)
-	read := func(fd uintptr) bool {
-		if buf == nil {
-			buf = readPool.Get().(*[]byte)
-		}
-		for {
-			n, rerr = syscall.Read(int(fd), (*buf)[have:])
-			if rerr != syscall.EINTR {
-				break
-			}
-		}
-		if rerr == syscall.EAGAIN {
-			if have == 0 {
-				readPool.Put(buf)
-				buf = nil
-			}
-			return false
-		}
-		return true
-	}
-	for {
-		err := raw.Read(read)
-		if err == nil {
-			err = rerr
-		}
-		if err == nil && n == 0 {
-			err = io.EOF
-		}
-		if err != nil {
-			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, syscall.ECONNRESET) {
-				l.p.sw.log.Warn("reading from a guest's link", logx.VM, l.p.name, logx.Err, err)
-			}
-			if buf != nil {
-				readPool.Put(buf)
-			}
-			return
-		}
-		have += n
-		used, ok := l.split((*buf)[:have])
-		if !ok {
-			readPool.Put(buf)
-			return
-		}
-		have = copy(*buf, (*buf)[used:have])
-		if have == 0 && n < readSize/2 {
-			readPool.Put(buf)
-			buf = nil
-		}
-	}
-}
-
-// split hands over the whole frames in b and says how much they were. A
-// length that no frame has means that the stream is out of step for good.
-func (l *link) split(b []byte) (used int, ok bool) {
-	for len(b)-used >= frame.LenSize {
-		n := binary.BigEndian.Uint32(b[used:])
-		if n > frame.Max {
-			l.p.c.drop(DropMalformed)
-			l.p.sw.log.Warn("a guest's link sent a length that no frame has; unplugging it", logx.VM, l.p.name, "length", n)
-			return used, false
-		}
-		end := used + frame.LenSize + int(n)
-		if end > len(b) {
-			break
-		}
-		l.p.c.framesIn.Add(1)
-		l.p.c.bytesIn.Add(uint64(n))
-		l.p.input(b[used+frame.LenSize : end])
-		used = end
-	}
-	return used, true
-}
-
-// batch is how many frames go out in one system call at most.
-const batch = 32
-
-// writeLoop sends what is queued.
-func (l *link) writeLoop() {
-	defer l.end()
-	var (
-		items [batch]item
-		heads [batch][frame.LenSize + frame.EthSize]byte
-		vecs  = make(net.Buffers, 0, 4*batch)
-	)
-	defer func() { // what is still queued when the link ends
-		for it, ok := l.q.pop(); ok; it, ok = l.q.pop() {
-			l.p.c.drop(DropNoLink)
-			it.release()
-		}
-	}()
-	for {
-		n, total := 0, 0
-		all := vecs[:0]
-		for n < batch && total < 256<<10 {
-			it, ok := l.q.pop()
-			if !ok {
-				break
-			}
-			all = l.p.appendVecs(all, &it, heads[n][:])
-			items[n] = it
-			total += it.n
-			n++
-		}
-		if n == 0 {
-			if !l.q.wait(l.done) {
-				return
-			}
-			continue
-		}
-		vecs = all
-		out := all
-		_, err := out.WriteTo(l.conn)
-		for i := range items[:n] {
-			items[i].release()
-		}
-		clear(all)
-		if err != nil {
-			return // the guest's end is gone: readLoop says so
-		}
-		l.p.c.framesOut.Add(uint64(n))
-		l.p.c.bytesOut.Add(uint64(total - n*frame.LenSize))
-	}
-}
-
-// appendVecs appends the pieces of one frame as they go on the link.
-func (p *Port) appendVecs(v net.Buffers, it *item, head []byte) net.Buffers {
-	if it.buf != nil {
-		return append(v, it.buf.b)
-	}
-	binary.BigEndian.PutUint32(head, uint32(it.n-frame.LenSize))
-	frame.PutEth(head[frame.LenSize:], p.mac, p.sw.gwMAC, frame.TypeIPv4)
-	v = append(v, head)
-	views, off := it.pkt.AsViewList()
-	for w := views.Front(); w != nil; w = w.Next() {
-		b := w.AsSlice()
-		if off > 0 {
-			k := min(off, len(b))
-			b, off = b[k:], off-k
-		}
-		if len(b) > 0 {
-			v = append(v, b)
-		}
-	}
-	return v
-}
-
-// sendBuf queues a frame for the guest; buf is used up.
+// sendBuf sends a frame to the guest; buf is used up.
 func (p *Port) sendBuf(buf *frameBuf) bool {
+	ok := p.queueBuf(buf)
+	p.kick()
+	return ok
+}
+
+// queueBuf queues a frame, which goes out with the next kick.
+func (p *Port) queueBuf(buf *frameBuf) bool {
 	binary.BigEndian.PutUint32(buf.b, uint32(len(buf.b)-frame.LenSize))
 	p.capture(buf.b[frame.LenSize:])
-	return p.send(item{buf: buf, n: len(buf.b)})
+	return p.queue(item{buf: buf, n: len(buf.b), frames: 1})
+}
+
+// queueFrames queues frames that lie in a row, each with its length; one
+// reference to buf is used up.
+func (p *Port) queueFrames(buf *frameBuf, frames int) bool {
+	if p.sw.pcap != nil {
+		for b := buf.b; len(b) > 0; {
+			end := frame.LenSize + int(binary.BigEndian.Uint32(b))
+			p.capture(b[frame.LenSize:end])
+			b = b[end:]
+		}
+	}
+	return p.queue(item{buf: buf, n: len(buf.b), frames: frames})
 }
 
 // sendPkt queues a packet of the stack for the guest; the reference is used up.
-func (p *Port) sendPkt(pkt *stack.PacketBuffer) bool {
+// The stack holds locks meanwhile: the link's writer is only woken.
+func (p *Port) sendPkt(pkt *stack.PacketBuffer) {
 	n := pkt.Size()
 	if p.sw.pcap != nil {
 		b := frame.AppendEth(make([]byte, 0, frame.EthSize+n), p.mac, p.sw.gwMAC, frame.TypeIPv4)
@@ -387,10 +215,15 @@ func (p *Port) sendPkt(pkt *stack.PacketBuffer) bool {
 		}
 		p.capture(b)
 	}
-	return p.send(item{pkt: pkt, n: frame.LenSize + frame.EthSize + n})
+	if p.queue(item{pkt: pkt, n: frame.LenSize + frame.EthSize + n, frames: 1}) {
+		if l := p.link.Load(); l != nil {
+			l.nudge()
+		}
+	}
 }
 
-func (p *Port) send(it item) bool {
+// queue queues what goes out with the next kick; false when it is dropped.
+func (p *Port) queue(it item) bool {
 	l := p.link.Load()
 	if l == nil {
 		p.c.drop(DropNoLink)
@@ -403,6 +236,13 @@ func (p *Port) send(it item) bool {
 		return false
 	}
 	return true
+}
+
+// kick sends what is queued, as far as the guest takes it at once.
+func (p *Port) kick() {
+	if l := p.link.Load(); l != nil {
+		l.kick()
+	}
 }
 
 // sendIP queues an IPv4 packet that build appends.

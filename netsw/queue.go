@@ -13,6 +13,7 @@ import (
 const (
 	queueSlots = 512 // power of two
 	queueBytes = 4 << 20
+	queueLow   = 512 << 10
 )
 
 // item is a frame on its way to a guest: a buffer of ours, or a packet of the
@@ -20,7 +21,9 @@ const (
 type item struct {
 	buf *frameBuf
 	pkt *stack.PacketBuffer
-	n   int // bytes on the link, length included
+	n   int // bytes on the link, lengths included
+
+	frames int // in buf
 }
 
 func (it *item) release() {
@@ -37,13 +40,17 @@ func (it *item) release() {
 // each slot carries the turn at which it may be written or read.
 type queue struct {
 	slots [queueSlots]slot
-	head  uint64 // reader's
+	head  atomic.Uint64 // changed by the reader alone
 	_     [56]byte
 	tail  atomic.Uint64 // next to write
 	bytes atomic.Int64
 
-	asleep atomic.Bool
-	wake   chan struct{}
+	// Writers that can wait do, until less than queueLow is queued: what comes
+	// from the outside stays there, and nothing is dropped.
+	waiters atomic.Int32
+	mu      sync.Mutex
+	room    sync.Cond
+	closed  bool
 }
 
 type slot struct {
@@ -52,14 +59,15 @@ type slot struct {
 }
 
 func newQueue() *queue {
-	q := &queue{wake: make(chan struct{}, 1)}
+	q := &queue{}
+	q.room.L = &q.mu
 	for i := range q.slots {
 		q.slots[i].turn.Store(uint64(i))
 	}
 	return q
 }
 
-// push adds it and wakes the reader; false when the queue is full, and the
+// push adds it; false when the queue is full, and the
 // item is still the caller's.
 func (q *queue) push(it item) bool {
 	if q.bytes.Add(int64(it.n)) > queueBytes {
@@ -75,9 +83,6 @@ func (q *queue) push(it item) bool {
 			if q.tail.CompareAndSwap(t, t+1) {
 				s.it = it
 				s.turn.Store(t + 1)
-				if q.asleep.Load() && q.asleep.CompareAndSwap(true, false) {
-					q.wake <- struct{}{} // has room: one token per sleep
-				}
 				return true
 			}
 			t = q.tail.Load()
@@ -90,56 +95,77 @@ func (q *queue) push(it item) bool {
 	}
 }
 
-// pop takes the oldest; for the one reader.
+// pop takes the oldest; for one reader at a time.
 func (q *queue) pop() (item, bool) {
-	s := &q.slots[q.head%queueSlots]
-	if s.turn.Load() != q.head+1 {
+	h := q.head.Load()
+	s := &q.slots[h%queueSlots]
+	if s.turn.Load() != h+1 {
 		return item{}, false
 	}
 	it := s.it
 	s.it = item{}
-	s.turn.Store(q.head + queueSlots)
-	q.head++
-	q.bytes.Add(-int64(it.n))
+	s.turn.Store(h + queueSlots)
+	q.head.Store(h + 1)
+	if left := q.bytes.Add(-int64(it.n)); left < queueLow && q.waiters.Load() > 0 {
+		q.mu.Lock()
+		q.room.Broadcast()
+		q.mu.Unlock()
+	}
 	return it, true
 }
 
-// empty is for the reader, before it sleeps.
+// waitRoom returns when there is room for some more, or the queue is closed.
+func (q *queue) waitRoom() {
+	if q.bytes.Load() < queueLow {
+		return
+	}
+	q.waiters.Add(1)
+	defer q.waiters.Add(-1)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for q.bytes.Load() >= queueLow && !q.closed {
+		q.room.Wait()
+	}
+}
+
+// close lets all go who wait for room.
+func (q *queue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.closed = true
+	q.room.Broadcast()
+}
+
+// empty says whether there is nothing to pop, to anyone: what was pushed before
+// and is not popped makes it false.
 func (q *queue) empty() bool {
-	return q.slots[q.head%queueSlots].turn.Load() != q.head+1
+	h := q.head.Load()
+	return q.slots[h%queueSlots].turn.Load() <= h
 }
 
-// wait sleeps until there is something or done closes; false then.
-func (q *queue) wait(done <-chan struct{}) bool {
-	q.asleep.Store(true)
-	if !q.empty() {
-		if !q.asleep.CompareAndSwap(true, false) {
-			<-q.wake // a writer woke us meanwhile
-		}
-		return true
-	}
-	select {
-	case <-q.wake:
-		return true
-	case <-done:
-		return false
-	}
-}
-
-// frameBuf holds one frame with its length before it.
+// frameBuf holds one frame with its length before it, or some in a row.
 type frameBuf struct {
 	b    []byte
 	pool *sync.Pool
+	more atomic.Int32 // who have it, beyond one
 }
 
+// hold is for another who will free it.
+func (b *frameBuf) hold() { b.more.Add(1) }
+
 func (b *frameBuf) free() {
+	if b.more.Add(-1) >= 0 {
+		return
+	}
+	b.more.Store(0)
 	if b.pool != nil {
 		b.pool.Put(b)
 	}
 }
 
-// The sizes that occur: acknowledgements and requests, old MTUs, and ours.
-var bufSizes = [...]int{256, 2 << 10, 16 << 10, 66 << 10}
+// The sizes that occur: acknowledgements and requests, old MTUs, ours, and what
+// is read of a stream at once.
+var bufSizes = [...]int{256, 2 << 10, 16 << 10, 66 << 10, 264 << 10}
 
 var bufPools [len(bufSizes)]sync.Pool
 

@@ -46,6 +46,8 @@ type Switch struct {
 	gone   []*counters // of removed ports
 	closed bool
 
+	connecting atomic.Int64 // guests' TCP connections being set up
+
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // every goroutine of the switch

@@ -3,172 +3,16 @@ package netsw
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
 	"net"
-	"net/netip"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
-	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
-
-	"virtkit/core/logx"
-	"virtkit/core/policy"
-	"virtkit/netsw/frame"
 )
-
-// handleTCP takes the segments of guests that belong to no connection yet.
-func (g *gateway) handleTCP(id stack.TransportEndpointID, pkt *stack.PacketBuffer) bool {
-	h := header.TCP(pkt.TransportHeader().Slice())
-	if len(h) < header.TCPMinimumSize || h.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) != header.TCPFlagSyn {
-		return false // the stack answers with a reset
-	}
-	p := g.port(id.RemoteAddress)
-	if p == nil {
-		return true
-	}
-	g.mu.Lock()
-	_, known := g.syns[id]
-	if !known {
-		if len(g.syns) >= maxInFlight || p.connecting.Load() >= maxConnecting {
-			g.mu.Unlock()
-			p.c.drop(DropLimit)
-			return true // dropped: the guest tries again
-		}
-		g.syns[id] = syn{p, h.SequenceNumber()}
-		p.connecting.Add(1)
-	}
-	g.mu.Unlock()
-	ok := g.tcpFwd.HandlePacket(id, pkt)
-	if !ok && !known {
-		g.takeSyn(id)
-	}
-	return ok
-}
-
-func (g *gateway) takeSyn(id stack.TransportEndpointID) uint32 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s, ok := g.syns[id]
-	if ok {
-		delete(g.syns, id)
-		s.p.connecting.Add(-1)
-	}
-	return s.seq
-}
-
-// forwardTCP sets up one connection, in a goroutine of the stack's.
-func (g *gateway) forwardTCP(r *tcp.ForwarderRequest) {
-	id := r.ID()
-	p := g.port(id.RemoteAddress)
-	ran := p != nil && g.sw.run(func() { g.connectTCP(p, r) })
-	if !ran {
-		g.takeSyn(id)
-		r.Complete(false)
-	}
-}
-
-// connectTCP dials outside first, and accepts the guest's connection only if
-// that worked.
-func (g *gateway) connectTCP(p *Port, r *tcp.ForwarderRequest) {
-	id := r.ID()
-	// The request leaves the forwarder before its number may be forgotten,
-	// or a repeated SYN in between would be forgotten for ever.
-	finish := func(reset bool) uint32 {
-		r.Complete(reset)
-		return g.takeSyn(id)
-	}
-	dst := addrOf(id.LocalAddress.AsSlice(), id.LocalPort)
-	if !p.admit(policy.TCP, dst) {
-		finish(true)
-		return
-	}
-	ctx, cancel := context.WithTimeout(g.sw.ctx, g.sw.cfg.DialTimeout)
-	defer cancel()
-	f := &tcpFlow{p: p, cancel: cancel, dst: dst}
-	if a := g.sw.asker; a != nil {
-		f.listens = a.Listens(policy.Flow{Port: p.name, Proto: policy.TCP, Dst: dst})
-	}
-	if !p.track(f) {
-		p.c.drop(DropLimit)
-		finish(true)
-		return
-	}
-	defer p.untrack(f)
-	if !g.sw.sockets.take() {
-		p.c.drop(DropLimit)
-		finish(true)
-		return
-	}
-	defer g.sw.sockets.release()
-
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "tcp4", g.sw.guard.target(dst).String())
-	if err != nil {
-		g.refuseTCP(p, dst, id, err, finish)
-		return
-	}
-	conn := c.(*net.TCPConn)
-	if g.sw.guard.local(dst, conn) {
-		p.deny(policy.TCP, dst, ownAddress)
-		conn.Close()
-		finish(true)
-		return
-	}
-	f.shaking(conn, func() {
-		if e := g.st.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, id, nic); e != nil {
-			e.Abort()
-		}
-	})
-	ep, terr := r.CreateEndpoint(&f.wq)
-	finish(terr != nil)
-	if terr != nil {
-		reset(conn)
-		return
-	}
-	if f.attach(conn, ep) {
-		f.pump()
-	}
-}
-
-// refuseTCP passes on why the outside could not be reached.
-func (g *gateway) refuseTCP(p *Port, dst netip.AddrPort, id stack.TransportEndpointID, err error, finish func(bool) uint32) {
-	code := -1
-	switch {
-	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
-		finish(true)
-		return
-	case errors.Is(err, syscall.ENETUNREACH):
-		code = frame.CodeNet
-	case errors.Is(err, syscall.EHOSTUNREACH):
-		code = frame.CodeHost
-	case errors.Is(err, syscall.EACCES), errors.Is(err, syscall.EPERM): // the host's firewall
-		code = frame.CodeProhibited
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, context.Canceled):
-		finish(false) // silence outside is silence inside
-		return
-	default: // such as no descriptors left: ours
-		if g.sw.warned.now() {
-			g.sw.log.Warn("connecting for a guest", logx.VM, p.name, "dst", dst.String(), logx.Err, err)
-		}
-		finish(true)
-		return
-	}
-	seq := finish(false)
-	tcpHead := make([]byte, 8)
-	binary.BigEndian.PutUint16(tcpHead, id.RemotePort)
-	binary.BigEndian.PutUint16(tcpHead[2:], id.LocalPort)
-	binary.BigEndian.PutUint32(tcpHead[4:], seq)
-	ip := frame.IPv4{Src: p.ip, Dst: dst.Addr().As4(), Payload: tcpHead}
-	ip.Header = frame.AppendIPv4(nil, ip.Src, ip.Dst, frame.ProtoTCP, header.TCPMinimumSize)
-	p.unreachable(uint8(code), &ip)
-}
 
 // tcpFlow is a connection of a guest (ep) joined to one of the host (conn).
 type tcpFlow struct {
@@ -179,22 +23,9 @@ type tcpFlow struct {
 	mu      sync.Mutex
 	conn    *net.TCPConn
 	ep      tcpip.Endpoint // nil until the guest's handshake is over
-	giveUp  func()         // ends that handshake, if it began
 	aborted bool
 
-	dst     netip.AddrPort // as the guest has it
-	listens bool           // whom it asks for is to be found out
-	share   int64          // of memory each way; see share
-}
-
-// shaking is said before the handshake with the guest, which ends in attach.
-func (f *tcpFlow) shaking(conn *net.TCPConn, giveUp func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.conn, f.giveUp = conn, giveUp
-	if f.aborted {
-		reset(conn) // the handshake fails or attach says no
-	}
+	share int64 // of memory each way; see share
 }
 
 // attach gives the flow its two ends; false when it was aborted meanwhile,
@@ -222,9 +53,6 @@ func (f *tcpFlow) abort() {
 		// outward, which would pass on a proper end first.
 		reset(f.conn)
 		f.ep.Abort()
-	} else if f.conn != nil {
-		reset(f.conn)
-		f.giveUp()
 	}
 }
 
@@ -270,11 +98,6 @@ func (f *tcpFlow) outward(done <-chan struct{}) error {
 	entry, ch := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventErr | waiter.EventHUp)
 	f.wq.EventRegister(&entry)
 	defer f.wq.EventUnregister(&entry)
-	if f.listens {
-		if err := f.listen(ch); err != nil {
-			return err
-		}
-	}
 	w, err := newTryWriter(f.conn)
 	if err != nil {
 		return err
@@ -316,11 +139,11 @@ func (f *tcpFlow) outward(done <-chan struct{}) error {
 	}
 }
 
-// segment is the payload of a full segment at our MTU, with timestamps: a
+// segmentSize is the payload of a full segment at our MTU, with timestamps: a
 // buffer of whole segments makes no small ones.
-const segment = MTU - 20 - 32
+const segmentSize = MTU - 20 - 32
 
-var copyPool = sync.Pool{New: func() any { b := make([]byte, 2*segment); return &b }}
+var copyPool = sync.Pool{New: func() any { b := make([]byte, 2*segmentSize); return &b }}
 
 // smallPool is for connections of which there are many: each may keep its
 // buffer for as long as its guest does not read.

@@ -19,12 +19,14 @@ func TestTCPBothWays(t *testing.T) {
 	want := pattern(size)
 	got := make(chan []byte, 1)
 	port := serve(t, func(c *net.TCPConn) {
-		go func() {
+		var wg sync.WaitGroup
+		wg.Go(func() {
 			_, _ = c.Write(want)
 			_ = c.CloseWrite()
-		}()
+		})
 		b, _ := io.ReadAll(c)
 		got <- b
+		wg.Wait() // either direction may be done first
 	})
 	sw := open(t, netsw.Config{HostLoopback: true})
 	p, g := join(t, sw, "build")

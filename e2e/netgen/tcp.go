@@ -86,15 +86,10 @@ func sound(f []byte) error {
 	if frame.Checksum(ip.Header, 0) != 0 {
 		return errors.New("a wrong IPv4 checksum")
 	}
-	if frame.Checksum(ip.Payload, pseudo(ip.Src, ip.Dst, len(ip.Payload))) != 0 {
+	if frame.Checksum(ip.Payload, frame.Pseudo(ip.Src, ip.Dst, frame.ProtoTCP, len(ip.Payload))) != 0 {
 		return errors.New("a wrong TCP checksum")
 	}
 	return nil
-}
-
-func pseudo(s, d frame.IP, n int) uint32 {
-	return uint32(s[0])<<8 + uint32(s[1]) + uint32(s[2])<<8 + uint32(s[3]) +
-		uint32(d[0])<<8 + uint32(d[1]) + uint32(d[2])<<8 + uint32(d[3]) + frame.ProtoTCP + uint32(n)
 }
 
 // now is the clock of timestamps, in milliseconds.
@@ -123,7 +118,7 @@ func (l *Link) segment(c *tcb, flags uint8, data []byte) {
 	l.out = append(l.out, data...)
 	c.fill(l.out[at+headers-tcpSize:], flags, opts)
 	b = l.out[at+headers-tcpSize:]
-	binary.BigEndian.PutUint16(b[16:], frame.Checksum(b, pseudo(l.src, l.dst, len(b))))
+	binary.BigEndian.PutUint16(b[16:], frame.Checksum(b, frame.Pseudo(l.src, l.dst, frame.ProtoTCP, len(b))))
 	l.finish(at)
 }
 
@@ -329,7 +324,7 @@ func (l *Link) Send(port int, n int64, got func() int64) (Result, error) {
 	for range frames {
 		lay.segment(c, ack, make([]byte, c.mss))
 	}
-	fixed := pseudo(l.src, l.dst, tcpSize+opts+c.mss)
+	fixed := frame.Pseudo(l.src, l.dst, frame.ProtoTCP, tcpSize+opts+c.mss)
 
 	var r Result
 	una, end := c.nxt, c.nxt+uint32(n) // n is below 4 GiB

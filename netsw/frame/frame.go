@@ -10,6 +10,7 @@ package frame
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 	"net/netip"
 )
 
@@ -218,7 +219,7 @@ func AppendUDP(b []byte, src, dst netip.AddrPort, data []byte) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(n))
 	b = append(b, 0, 0)
 	b = append(b, data...)
-	sum := Checksum(b[at:], pseudo(s, d, ProtoUDP, n))
+	sum := Checksum(b[at:], Pseudo(s, d, ProtoUDP, n))
 	if sum == 0 { // 0 means "none" on the wire
 		sum = 0xffff
 	}
@@ -282,29 +283,48 @@ func AppendUnreachable(b []byte, from IP, code uint8, p *IPv4) []byte {
 	return AppendICMP(b, from, p.Src, ICMP{Type: ICMPUnreachable, Code: code, Payload: quote})
 }
 
-// Checksum is the Internet checksum of b, continued from a partial sum.
+// Checksum is the Internet checksum of b, continued from a partial sum
+// (RFC 1071). It adds eight bytes at a time in the processor's own order with
+// the carry going round, which the order of bytes does not matter to, and
+// turns the sum at the end.
 func Checksum(b []byte, sum uint32) uint16 {
-	acc := uint64(sum)
+	var acc, carry uint64
+	for len(b) >= 64 {
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[8:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[16:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[24:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[32:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[40:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[48:]), carry)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[56:64]), carry)
+		b = b[64:]
+	}
 	for len(b) >= 8 {
-		v := binary.BigEndian.Uint64(b)
-		acc += v>>48 + v>>32&0xffff + v>>16&0xffff + v&0xffff
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b), carry)
 		b = b[8:]
 	}
-	for len(b) >= 2 {
-		acc += uint64(binary.BigEndian.Uint16(b))
-		b = b[2:]
+	if len(b) > 0 {
+		var last [8]byte
+		copy(last[:], b)
+		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(last[:]), carry)
 	}
-	if len(b) == 1 {
-		acc += uint64(b[0]) << 8
-	}
-	for acc>>16 != 0 {
-		acc = acc&0xffff + acc>>16
-	}
-	return ^uint16(acc)
+	acc, carry = bits.Add64(acc, 0, carry)
+	acc += carry
+	s := uint64(bits.ReverseBytes16(fold(acc))) + uint64(sum)
+	return ^fold(s)
 }
 
-// pseudo is the partial sum of the pseudo header.
-func pseudo(s, d IP, proto uint8, n int) uint32 {
+// fold adds up 16 bits at a time, until 16 are left.
+func fold(s uint64) uint16 {
+	for s>>16 != 0 {
+		s = s&0xffff + s>>16
+	}
+	return uint16(s)
+}
+
+// Pseudo is the partial sum of the pseudo header of n bytes (RFC 9293, 3.1).
+func Pseudo(s, d IP, proto uint8, n int) uint32 {
 	return uint32(s[0])<<8 + uint32(s[1]) + uint32(s[2])<<8 + uint32(s[3]) +
 		uint32(d[0])<<8 + uint32(d[1]) + uint32(d[2])<<8 + uint32(d[3]) +
 		uint32(proto) + uint32(n)

@@ -131,3 +131,31 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// The fast sum is the one that RFC 1071 describes, for every length and for
+// the bytes that carry most.
+func TestChecksumIsRFC1071s(t *testing.T) {
+	slow := func(b []byte, sum uint32) uint16 {
+		s := uint64(sum)
+		for i, c := range b {
+			s += uint64(c) << (8 * (1 - i%2))
+		}
+		for s>>16 != 0 {
+			s = s&0xffff + s>>16
+		}
+		return ^uint16(s)
+	}
+	ones, mixed := make([]byte, 300), make([]byte, 300)
+	for i := range ones {
+		ones[i], mixed[i] = 0xff, byte(i*7+i>>3)
+	}
+	for n := range 300 {
+		for _, b := range [][]byte{ones[:n], mixed[:n], mixed[300-n:]} {
+			for _, sum := range []uint32{0, 1, 0xffff, 0x3fffc} {
+				if got, want := frame.Checksum(b, sum), slow(b, sum); got != want {
+					t.Fatalf("Checksum(%d bytes, %#x) = %#x, want %#x", n, sum, got, want)
+				}
+			}
+		}
+	}
+}

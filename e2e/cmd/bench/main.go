@@ -2,7 +2,10 @@
 // writes bench.json. It never judges against an absolute time: each row says
 // what it ran beside, the ratio, the ratio that counts as met, and whether it
 // was. `make bench` runs it; VIRTKIT_BENCH_ROUNDS sets how often each pair is
-// taken (default 5, medians are shown).
+// taken (default 5, medians are shown). For work on the network's rows,
+// VIRTKIT_BENCH_VERBOSE shows every sample, VIRTKIT_BENCH_BESIDE names the one
+// program to be measured beside, and VIRTKIT_BENCH_PROFILE is the beginning of
+// the names of CPU profiles of the switches' processes.
 package main
 
 import (

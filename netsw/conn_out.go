@@ -1,0 +1,470 @@
+package netsw
+
+import (
+	"encoding/binary"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"virtkit/netsw/frame"
+)
+
+// How long an acknowledgement may take until a segment is sent again; doubled
+// with each that is not, up to the most.
+const (
+	againFirst = 400 * time.Millisecond
+	againMost  = 30 * time.Second
+	// shakeTries is how often a guest is told that its connection stands: 400 ms
+	// and six times twice as long is 50 seconds.
+	shakeTries = 6
+)
+
+// started is the zero of our timestamps.
+var started = time.Now()
+
+func stampNow() uint32 { return uint32(time.Since(started).Milliseconds()) + 1 }
+
+// prepareHeader writes what is the same in every segment.
+func (c *conn) prepareHeader() {
+	h := c.headerReady[:]
+	frame.PutEth(h[frame.LenSize:], c.p.mac, c.p.sw.gwMAC, frame.TypeIPv4)
+	ip := h[frame.LenSize+frame.EthSize:]
+	copy(ip, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, frame.ProtoTCP})
+	copy(ip[12:], c.id.dst[:])
+	copy(ip[16:], c.p.ip[:])
+	t := h[tcpAt:]
+	binary.BigEndian.PutUint16(t, c.id.dport)
+	binary.BigEndian.PutUint16(t[2:], c.id.sport)
+	copy(t[tcpSize:], []byte{1, 1, 8, 10})
+}
+
+// head is the size of what goes before a payload.
+func (c *conn) head() int {
+	if c.stamps {
+		return natHead + stampSize
+	}
+	return natHead
+}
+
+// seal writes the headers of a frame whose payload is in place.
+func (c *conn) seal(b []byte, seq uint32, flags uint8) {
+	n := c.head()
+	copy(b[:n], c.headerReady[:n])
+	binary.BigEndian.PutUint32(b, uint32(len(b)-frame.LenSize))
+	ip := b[frame.LenSize+frame.EthSize:]
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
+	binary.BigEndian.PutUint16(ip[10:], frame.Checksum(ip[:frame.IPv4Size], 0))
+	t := b[tcpAt:]
+	if c.stamps {
+		binary.BigEndian.PutUint32(t[tcpSize+4:], stampNow())
+		binary.BigEndian.PutUint32(t[tcpSize+8:], c.recent)
+	}
+	c.put(t, seq, flags, n-tcpAt)
+}
+
+// put writes the varying part of a TCP header and the checksum.
+func (c *conn) put(t []byte, seq uint32, flags uint8, head int) {
+	binary.BigEndian.PutUint32(t[4:], seq)
+	binary.BigEndian.PutUint32(t[8:], c.rcv)
+	t[12], t[13] = byte(head/4)<<4, flags
+	binary.BigEndian.PutUint16(t[14:], c.window(flags&flagSyn != 0))
+	t[16], t[17] = 0, 0
+	binary.BigEndian.PutUint16(t[16:], frame.Checksum(t, frame.Pseudo(c.id.dst, c.p.ip, frame.ProtoTCP, len(t))))
+}
+
+// window is what this end takes, as it is written. It never shrinks.
+func (c *conn) window(first bool) uint16 {
+	shift := uint(0)
+	if c.scaled && !first {
+		shift = ourScale
+	}
+	w := c.limit - min(c.held, c.limit)
+	w = min(w, 65535<<shift)
+	w &^= 1<<shift - 1
+	if int32(c.rcv+w-c.edge) > 0 {
+		c.edge = c.rcv + w
+	}
+	return uint16((c.edge - c.rcv) >> shift)
+}
+
+// answer sends a segment without payload.
+func (c *conn) answer(flags uint8) {
+	if c.headerReady[frame.LenSize+frame.EthSize] == 0 {
+		c.prepareHeader()
+	}
+	c.control(c.nxt, flags)
+}
+
+// control sends a segment without payload.
+func (c *conn) control(seq uint32, flags uint8) {
+	if flags&flagSyn != 0 {
+		c.first(flags)
+		return
+	}
+	buf := getBuffer(c.head())
+	c.seal(buf.b, seq, flags)
+	c.p.queueFrames(buf, 1)
+}
+
+// first answers a SYN.
+func (c *conn) first(flags uint8) {
+	o := append(make([]byte, 0, 20), 2, 4, tcpRoom>>8, tcpRoom&0xff)
+	if c.stamps {
+		o = append(o, 1, 1, 8, 10)
+		o = binary.BigEndian.AppendUint32(o, stampNow())
+		o = binary.BigEndian.AppendUint32(o, c.recent)
+	}
+	if c.scaled {
+		o = append(o, 1, 3, 3, ourScale)
+	}
+	buf := getBuffer(natHead + len(o))
+	b := buf.b
+	copy(b, c.headerReady[:natHead])
+	binary.BigEndian.PutUint32(b, uint32(len(b)-frame.LenSize))
+	ip := b[frame.LenSize+frame.EthSize:]
+	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
+	binary.BigEndian.PutUint16(ip[10:], frame.Checksum(ip[:frame.IPv4Size], 0))
+	copy(b[natHead:], o)
+	c.put(b[tcpAt:], c.una, flags, tcpSize+len(o))
+	c.p.queueFrames(buf, 1)
+}
+
+// acked takes what a segment says of this end's bytes.
+func (c *conn) acked(s *segment) {
+	wnd := s.wnd << c.scale
+	n := s.ack - c.una
+	switch {
+	case int32(n) > 0 && int32(c.nxt-s.ack) >= 0:
+		c.una = s.ack
+		c.dups, c.tries = 0, 0
+		c.forget()
+		if c.finSent && c.una == c.nxt {
+			c.finAcked = true
+			c.finish()
+		}
+		if c.recovering {
+			if int32(c.una-c.recover) >= 0 {
+				c.recovering = false
+			} else {
+				c.again() // the next hole
+			}
+		}
+	case int32(n) > 0: // of what was never sent
+		c.answer(flagAck)
+		return
+	case n == 0 && len(s.data) == 0 && wnd == c.wnd && c.nxt != c.una && s.flags&flagFin == 0:
+		if c.dups++; c.dups == 3 && !c.recovering {
+			c.recovering, c.recover = true, c.nxt
+			c.again()
+		}
+	case int32(n) < 0:
+		return // old, and so is its window
+	}
+	c.wnd = wnd
+}
+
+// forget lets go of what is acknowledged.
+func (c *conn) forget() {
+	k := 0
+	for k < len(c.sent) && int32(c.una-c.sent[k].end) >= 0 {
+		c.sent[k].buf.free()
+		k++
+	}
+	if k > 0 {
+		n := copy(c.sent, c.sent[k:])
+		clear(c.sent[n:])
+		c.sent = c.sent[:n]
+	}
+}
+
+// again sends the oldest segment that is not acknowledged once more.
+func (c *conn) again() {
+	switch {
+	case c.state == shaking:
+		c.answer(flagSyn | flagAck)
+	case len(c.sent) > 0:
+		e := &c.sent[0]
+		head := c.head()
+		off := int(c.una - e.seq)
+		at := off / c.mss * (head + c.mss) // the frame that has it
+		in := off % c.mss
+		end := min(len(e.buf.b), at+head+c.mss)
+		data := e.buf.b[at+head+in : end]
+		buf := getBuffer(head + len(data))
+		copy(buf.b[head:], data)
+		c.seal(buf.b, c.una, flagAck|flagPsh)
+		c.p.queueFrames(buf, 1)
+	case c.finSent && !c.finAcked:
+		c.control(c.nxt-1, flagAck|flagFin)
+	default: // a closed window: is it still?
+		c.control(c.una-1, flagAck)
+	}
+}
+
+// arm sets the timer, unless it is. It is not set anew for each segment: when
+// it goes off after some progress, it is only set again.
+func (c *conn) arm() {
+	if c.armed {
+		return
+	}
+	c.armed, c.timedUna = true, c.una
+	d := min(againFirst<<min(c.tries, 10), againMost)
+	if c.timer == nil {
+		c.timer = time.AfterFunc(d, c.timeout)
+		return
+	}
+	c.timer.Reset(d)
+}
+
+func (c *conn) timeout() {
+	defer c.p.kick()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.armed = false
+	idle := c.nxt == c.una && !(c.starved && c.wnd == 0)
+	if c.state == ended || idle {
+		return
+	}
+	if c.una == c.timedUna {
+		if c.tries++; c.state == shaking && c.tries > shakeTries {
+			c.endLocked(true)
+			return
+		}
+		if c.nxt != c.una {
+			c.recovering, c.recover = true, c.nxt
+		}
+		c.again()
+	}
+	c.arm()
+}
+
+// mostSent is how many buffers a guest may leave unacknowledged. In all they are
+// no larger than four times what is in them, and 256 bytes at least.
+const mostSent = 64
+
+// natBuffer is how much of the outside's stream is read at once: four full
+// frames at our MTU.
+const natBuffer = 4 * (natHead + stampSize + tcpRoom)
+
+// scatter reads a stream into the payloads of frames that lie in a row.
+type scatter struct {
+	vec  []unix.Iovec
+	buf  *frameBuf
+	size int // of the buffer to be had
+	head int
+	mss  int
+	room int                   // bytes of payload to be read at most
+	try  func(fd uintptr) bool // read, and wait until there is something
+	once func(fd uintptr) bool // read what there is
+	n    int
+	errn syscall.Errno
+}
+
+func newScatter(head, mss int) *scatter {
+	r := &scatter{head: head, mss: mss}
+	r.vec = make([]unix.Iovec, max(1, natBuffer/(head+mss)))
+	r.try = func(fd uintptr) bool {
+		r.lay()
+		for {
+			n, _, e := syscall.Syscall(syscall.SYS_READV, fd, uintptr(unsafe.Pointer(&r.vec[0])), uintptr(len(r.vec)))
+			if e == syscall.EINTR {
+				continue
+			}
+			if e != 0 || n == 0 {
+				r.drop()
+			}
+			r.n, r.errn = int(n), e
+			return e != syscall.EAGAIN
+		}
+	}
+	r.once = func(fd uintptr) bool {
+		r.try(fd)
+		return true
+	}
+	return r
+}
+
+// drop gives the buffer back.
+func (r *scatter) drop() {
+	if r.buf != nil {
+		r.buf.free()
+		r.buf = nil
+	}
+}
+
+// lay takes a buffer and points the vector at it.
+func (r *scatter) lay() {
+	room := r.room
+	k := 0
+	full := cap(r.vec)
+	r.vec = r.vec[:full]
+	r.buf = getBuffer(natBuffer)
+	for k < full && room > 0 {
+		n := min(r.mss, room)
+		r.vec[k].Base = &r.buf.b[k*(r.head+r.mss)+r.head]
+		r.vec[k].SetLen(n)
+		room -= n
+		k++
+	}
+	r.vec = r.vec[:k]
+}
+
+// inward moves what the outside sends to the guest, until either ends. It
+// waits for the outside; while it is the guest that is waited for, it sleeps,
+// and the link's reader goes on in its place as soon as the guest says that it
+// takes more (resume). That saves waking a thread for each acknowledgement.
+func (c *conn) inward() {
+	c.pull = newScatter(c.head(), c.mss)
+	r := c.pull
+	for {
+		if l := c.p.link.Load(); l != nil {
+			l.q.waitRoom()
+		}
+		fresh := false // what is in r was read by resume
+		c.mu.Lock()
+		for r.room = c.roomLocked(); r.room == 0 && c.state != ended && !fresh; {
+			c.starved = true
+			c.arm()
+			for c.starved && c.state != ended {
+				c.moved.Wait()
+			}
+			r.room = c.roomLocked()
+			fresh = r.n <= 0 && r.errn != syscall.EAGAIN
+		}
+		over := c.state == ended
+		c.mu.Unlock()
+		if over {
+			return
+		}
+		if !fresh {
+			if err := c.raw.Read(r.try); err != nil {
+				r.errn = syscall.EBADF
+			}
+		}
+		switch {
+		case r.errn != 0:
+			r.drop()
+			c.mu.Lock()
+			c.failLocked()
+			c.mu.Unlock()
+			c.p.kick()
+			return
+		case r.n == 0:
+			c.sayEnd()
+			return
+		}
+		c.send(r)
+	}
+}
+
+// resumeMost is how much resume moves before the link's reader goes back to
+// its link.
+const resumeMost = 1 << 20
+
+// resume does what inward does, in the link's reader, for as long as neither
+// end has to be waited for.
+func (c *conn) resume() {
+	r := c.pull
+	for moved := 0; ; moved += r.n {
+		c.mu.Lock()
+		if !c.starved || c.state == ended {
+			c.mu.Unlock()
+			return
+		}
+		if r.room = c.roomLocked(); r.room == 0 {
+			c.arm()
+			c.mu.Unlock()
+			return
+		}
+		c.mu.Unlock()
+		r.n, r.errn = 0, syscall.EAGAIN
+		if l := c.p.link.Load(); l != nil && l.q.bytes.Load() < queueLow && moved < resumeMost {
+			if err := c.raw.Read(r.once); err != nil {
+				r.errn = syscall.EBADF
+			}
+		}
+		if r.errn != 0 || r.n == 0 {
+			c.mu.Lock()
+			c.starved = false
+			c.moved.Signal()
+			c.mu.Unlock()
+			return
+		}
+		c.send(r)
+	}
+}
+
+// roomLocked is how much may be sent to the guest now.
+func (c *conn) roomLocked() int {
+	flight := c.nxt - c.una
+	free := min(c.wnd, c.limit)
+	if free <= flight {
+		return 0
+	}
+	free -= flight
+	// Not little while more is under way: it would only get less, and each time
+	// costs a wake-up at both ends. Nor many small pieces, each in a buffer.
+	if flight == 0 || (free >= min(c.wnd, c.limit)/4 && len(c.sent) < mostSent) {
+		return int(min(free, natBuffer))
+	}
+	return 0
+}
+
+// send gives what was read to the guest.
+func (c *conn) send(r *scatter) {
+	buf, n := r.buf, r.n
+	r.buf = nil
+	frames := (n + r.mss - 1) / r.mss
+	size := frames*r.head + n
+	if size < natBuffer/4 { // it may have to be kept: not in so large a buffer
+		small := getBuffer(size)
+		copy(small.b, buf.b[:size])
+		buf.free()
+		buf = small
+	} else {
+		buf.b = buf.b[:size]
+	}
+	c.mu.Lock()
+	if c.state == ended {
+		c.mu.Unlock()
+		buf.free()
+		return
+	}
+	for i, at := 0, 0; i < frames; i++ {
+		end := min(at+r.head+r.mss, size)
+		flags := uint8(flagAck)
+		if end == size {
+			flags |= flagPsh
+		}
+		c.seal(buf.b[at:end], c.nxt+uint32(i*r.mss), flags)
+		at = end
+	}
+	buf.hold()
+	c.sent = append(c.sent, sentFrames{c.nxt, c.nxt + uint32(n), buf})
+	c.nxt += uint32(n)
+	c.arm()
+	c.mu.Unlock()
+	c.p.c.received.Add(uint64(n))
+	c.p.queueFrames(buf, frames)
+	c.p.kick()
+}
+
+// sayEnd tells the guest that the outside has ended its stream, and waits
+// until both sides have ended.
+func (c *conn) sayEnd() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.state == ended {
+		return
+	}
+	c.finSent = true
+	c.nxt++
+	c.control(c.nxt-1, flagAck|flagFin)
+	c.p.kick()
+	c.arm()
+	for c.state != ended {
+		c.moved.Wait()
+	}
+}
