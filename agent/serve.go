@@ -14,6 +14,7 @@ import (
 
 	"github.com/hashicorp/yamux"
 
+	"virtkit/agent/atop"
 	"virtkit/agent/exec"
 	"virtkit/agent/reap"
 	"virtkit/core/guestwire"
@@ -59,6 +60,9 @@ type server struct {
 	env   []string
 	ready bool
 	sess  *yamux.Session // the last one; nil before the first
+
+	recording sync.Mutex
+	recorder  *atop.Recorder // nil: none was asked for
 }
 
 // errShutdown ends a Serve without a System.
@@ -222,6 +226,8 @@ func (s *server) stream(ctx context.Context, st *yamux.Stream) {
 		s.dial(ctx, st, h.Body)
 	case guestwire.OpWrite:
 		reply(st, s.writeFile(st, h.Body))
+	case guestwire.OpSample:
+		s.sample(st)
 	default:
 		reply(st, fmt.Errorf("op %q is unknown to agent build %q", h.Op, version.Build))
 	}
@@ -265,6 +271,9 @@ func (s *server) setup(st net.Conn, body json.RawMessage) {
 		err = s.opt.System.Setup(&m, func(stage string) {
 			guestwire.Send(st, guestwire.Progress{Stage: stage})
 		})
+	}
+	if err == nil && m.Record {
+		s.record()
 	}
 	p := guestwire.Progress{Done: true}
 	if err != nil {

@@ -23,12 +23,7 @@ func TestMain(m *testing.M) {
 		for range 4 {
 			go func() {
 				runtime.LockOSThread()
-				r, _, _ := os.Pipe()
-				b := make([]byte, 1)
-				r.SyscallConn()
-				fd := int(r.Fd()) // blocking
-				_ = fd
-				r.Read(b)
+				select {}
 			}()
 		}
 		os.Stdout.WriteString("ready\n")

@@ -53,6 +53,7 @@ const (
 	OpShutdown = "shutdown" // Shutdown → Reply
 	OpDial     = "dial"     // Dial → Reply; then raw bytes both ways (udp: each datagram after its length, 2 bytes)
 	OpWrite    = "write"    // WriteFile; then raw bytes until EOF → Reply
+	OpSample   = "sample"   // no body → Reply; then a sample of core/atop as raw bytes until EOF
 
 	// From the agent to the host:
 	OpService = "service" // Service; then as its Request says
@@ -129,6 +130,7 @@ type Setup struct {
 	Env       []string    `json:"env,omitempty"`      // the image's environment, KEY=VALUE; base of every exec
 	Loopback  []int       `json:"loopback,omitempty"` // TCP ports of the guest's 127.0.0.1 passed to the gateway
 	Nested    bool        `json:"nested,omitempty"`
+	Record    bool        `json:"record,omitempty"` // samples will be asked for (OpSample): listen for what ends
 	Services  ServiceExec `json:"services,omitempty"`
 }
 

@@ -18,3 +18,6 @@ type BoundedLog = boundedLog
 
 // Splice joins a connection to a stream.
 func Splice(c *net.UnixConn, s *yamux.Stream) { splice(c, &agentStream{Stream: s}) }
+
+// ThreadsOf is threadsOf with stacks.
+func ThreadsOf(pid int) string { return threadsOf(pid, true) }

@@ -110,6 +110,9 @@ func (s *supervisor) prepareSteps() []step {
 			return nil
 		}, nil},
 	}
+	if s.spec.Record != nil {
+		steps = append(steps, step{"recording", s.beginRecording, nil})
+	}
 	if len(s.services) > 0 {
 		after := slices.IndexFunc(steps, func(st step) bool { return st.name == "network" })
 		steps = slices.Insert(steps, after+1, step{"services", s.startServices, s.stopServices})
@@ -307,6 +310,7 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 		Env:      s.spec.Env,
 		Loopback: s.spec.Net.Loopback,
 		Nested:   s.spec.Nested,
+		Record:   s.recorder != nil,
 		Services: s.spec.ServiceExec,
 	}
 	if s.spec.Upper > 0 {

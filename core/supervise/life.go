@@ -82,6 +82,7 @@ func (s *supervisor) watch(ctx context.Context) Exit {
 		g := s.current()
 		hctx, cancel := context.WithCancel(ctx)
 		go s.heartbeat(hctx, g)
+		go s.record(hctx, g)
 		x, reboot := s.watchBoot(ctx, g)
 		cancel()
 		if !reboot {
@@ -108,12 +109,17 @@ func (s *supervisor) watchBoot(ctx context.Context, g *guest) (x Exit, reboot bo
 		if !ok {
 			e = &ending{reason: ReasonStopped, detail: context.Cause(ctx).Error()}
 		}
+		s.lastSample(g)
+		s.vmmThreads(g)
 		s.stop(g, e.grace)
 		return Exit{Reason: e.reason, Detail: e.detail}, false
 	case c := <-s.command:
+		s.lastSample(g)
+		s.vmmThreads(g)
 		s.stop(g, 0)
 		return Exit{Reason: ReasonExited, Detail: c.detail, Code: &c.code}, false
 	case why := <-g.hung:
+		s.vmmThreads(g)
 		return Exit{Reason: ReasonHang, Detail: why}, false
 	case <-g.done:
 		return Exit{Reason: string(g.exit.Reason), Detail: g.exit.Detail}, g.exit.Reason == machine.Reboot

@@ -42,6 +42,9 @@ type Deps struct {
 	// Argv and Env re-execute this program as the supervisor of a service, as
 	// LaunchOptions has them. No Argv: a guest with services does not start.
 	Argv, Env []string
+	// Recordings makes place for what guests record of themselves. Nil: they
+	// record nothing.
+	Recordings Recordings
 	// Templates keeps states of guests to start others from. Nil: all boot.
 	Templates Templates
 	// Log goes to sup.log. Nil discards.
@@ -111,9 +114,10 @@ type supervisor struct {
 	killOnce sync.Once
 	kill     chan struct{} // closed: no more grace
 
-	clients clients
-	egress  egressKeeper
-	upper   highWater
+	clients  clients
+	egress   egressKeeper
+	upper    highWater
+	recorder *recorder // nil: nothing is recorded
 
 	services     []*service
 	endServices  context.CancelCauseFunc // nil until they are started

@@ -204,6 +204,8 @@ func (s *supervisor) client(conn *net.UnixConn) {
 	case opPublish, opUnpublish:
 		p, err := s.publish(r)
 		tell(conn, answer{Publish: p, Done: true}, err)
+	case opSample:
+		tell(conn, answer{Done: true}, s.sampleNow())
 	case opEgress:
 		tell(conn, answer{Done: true}, s.egress.ask(r.Stage))
 	case opUsage:

@@ -62,6 +62,9 @@ type Spec struct {
 	Kernel    string        `json:"kernel,omitempty"`  // "" = the best one installed, else a name or path
 	Accel     string        `json:"accel,omitempty"`   // auto|kvm|tcg
 
+	// Record, when set, has the guest recorded (core/atop).
+	Record *Record `json:"record,omitempty"`
+
 	NoTemplate bool `json:"no_template,omitempty"` // boot; use no template and make none
 
 	// Services are guests of their own on this guest's switch. They start with
@@ -94,6 +97,12 @@ const (
 	ServiceExecOn      = guestwire.ServiceExecOn
 	ServiceExecRefused = guestwire.ServiceExecRefused
 )
+
+// Record says how a guest is recorded.
+type Record struct {
+	Name     string        `json:"name"`     // of the recording, as Recordings.Begin takes it
+	Interval time.Duration `json:"interval"` // between two samples; at least a second
+}
 
 // Image is the root the guest runs.
 type Image struct {
@@ -199,6 +208,11 @@ type State struct {
 	Exit     *Exit     `json:"exit,omitempty"` // once ended
 
 	Services []ServiceState `json:"services,omitempty"`
+
+	// Recording is the directory that the guest's recording is in; "" when it
+	// has none. RecordErr is why there is none although it was asked for.
+	Recording string `json:"recording,omitempty"`
+	RecordErr string `json:"record_err,omitempty"`
 }
 
 // ServiceState is what a supervisor tells of one of its services.

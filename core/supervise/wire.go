@@ -19,6 +19,7 @@ import "time"
 //	reboot     answers as wait until the guest runs again.
 //	publish    one answer with Publish, as it was opened.
 //	unpublish  one answer.
+//	sample     one answer, once the guest's recording reaches to now.
 //	egress     one answer, once egress.json holds all that was recorded so far.
 //	           Stage, when given, names the stage that begins.
 //	usage      one answer with Usage, once the guest was asked.
@@ -35,6 +36,7 @@ const (
 	opReboot    = "reboot"
 	opPublish   = "publish"
 	opUnpublish = "unpublish"
+	opSample    = "sample"
 	opEgress    = "egress"
 	opUsage     = "usage"
 	opAdopt     = "adopt" // on the launcher's pipe alone

@@ -40,6 +40,7 @@ type agent struct {
 	shift    time.Duration // of its clock by its own
 	resumes  int
 	pings    int
+	samples  int
 }
 
 func newAgent(d *Driver) *agent {
@@ -238,6 +239,8 @@ func (a *agent) serve(st *yamux.Stream) {
 			}
 			go a.g.End(r, "")
 		}
+	case guestwire.OpSample:
+		a.sample(st)
 	case guestwire.OpDial:
 		a.dial(st, h.Body)
 	case guestwire.OpExec:
@@ -252,6 +255,28 @@ func (a *agent) serve(st *yamux.Stream) {
 		guestwire.Send(st, guestwire.Reply{Err: "unknown op " + h.Op})
 	}
 	st.Close()
+}
+
+// sample answers with what the driver's Sample makes.
+func (a *agent) sample(st *yamux.Stream) {
+	a.mu.Lock()
+	a.samples++
+	n := a.samples
+	recorded := len(a.setups) > 0 && a.setups[len(a.setups)-1].Record
+	a.mu.Unlock()
+	if !recorded || a.d.Sample == nil {
+		guestwire.Send(st, guestwire.Reply{Err: "this guest keeps no recording"})
+		return
+	}
+	guestwire.Send(st, guestwire.Reply{})
+	st.Write(a.d.Sample(n))
+}
+
+// Samples is how often the guest was asked for a sample.
+func (g *Guest) Samples() int {
+	g.agent.mu.Lock()
+	defer g.agent.mu.Unlock()
+	return g.agent.samples
 }
 
 // dial finds every port of the guest on the host's 127.0.0.1 and says whether

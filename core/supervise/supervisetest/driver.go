@@ -45,6 +45,9 @@ type Driver struct {
 	SetupErr string
 	// DieAtBoot ends a guest so as soon as it runs; boots counts from 1.
 	DieAtBoot func(boot int) machine.Reason
+	// Sample makes the n-th sample of each boot, from 1. Nil: guests record
+	// nothing.
+	Sample func(n int) []byte
 	// IgnoreShutdown makes guests that answer Shutdown and go on.
 	IgnoreShutdown bool
 	// BootErr fails Boot.
