@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"virtkit/applets/internal/wire"
+	"virtkit/core/conf"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
@@ -47,10 +48,20 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 		Machines: &jobMachines{h},
 		Hub:      h,
 		Sites:    h.Egress,
-		Set:      gitlabSettings(h),
-		Trace:    trace,
-		Parent:   parentProcess(),
+
+		Recordings: h.Recordings(),
+		Set:        gitlabSettings(h),
+		Trace:      trace,
+		Parent:     parentProcess(),
 	}, nil
+}
+
+// recordInterval is 0 where guests are not recorded.
+func recordInterval(e conf.Executor) time.Duration {
+	if !e.Atop {
+		return 0
+	}
+	return e.AtopInterval
 }
 
 func parentProcess() supervise.Owner {
@@ -82,6 +93,8 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		ServiceWait: cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
 		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
 		Version: version.Version,
+
+		RecordInterval: recordInterval(cf.Executor),
 	}
 }
 
@@ -340,6 +353,8 @@ func (g *jobGuest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.S
 	ev := guestwire.ExecEvent{PID: res.PID, Exited: err == nil, Code: res.Code, Signal: res.Signal, OOM: res.OOM, Err: res.Err}
 	return ev, err
 }
+
+func (g *jobGuest) Sample(ctx context.Context) error { return g.c.Sample(ctx) }
 
 func (g *jobGuest) Egress(ctx context.Context, stage string) (supervise.EgressRecord, error) {
 	return g.c.Egress(ctx, stage)

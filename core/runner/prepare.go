@@ -165,10 +165,14 @@ func (r *Runner) undoReserve(ctx context.Context, j *job) error {
 // remove removes a job's directory. A record that could not be kept is no
 // reason to stop.
 func (r *Runner) remove(ctx context.Context, id string) error {
+	st, serr := supervise.ReadState(r.Machines.Dir(id))
 	err := r.Machines.Remove(ctx, id)
 	if fault.KindOf(err) == fault.Partial {
 		r.warn(err.Error())
-		return nil
+		err = nil
+	}
+	if err == nil && serr == nil {
+		r.finishRecording(st)
 	}
 	return err
 }
@@ -187,6 +191,9 @@ func (r *Runner) launch(ctx context.Context, j *job) error {
 		return fmt.Errorf("asking the guest's supervisor: %w", err)
 	}
 	tell.hear(j.state)
+	if e := j.state.RecordErr; e != "" {
+		r.warn("the job's guest is not recorded: " + e)
+	}
 	r.followLogs(j.call, j.rec)()
 	return nil
 }
@@ -272,6 +279,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		Keep:      true,
 		BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit,
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
+		Record: r.recordSpec(j),
 	}
 	s.Net.Egress = j.egress
 	if len(j.services.All) > 0 {

@@ -64,7 +64,11 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 	if err != nil {
 		err = r.guestLost(ctx, g, err)
 		r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)
+		r.account(ctx, g, rec)
 		return c.SystemFailure, err
+	}
+	if endOfTrace(stage) {
+		defer r.account(ctx, g, rec)
 	}
 	r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)
 	if ev.Err != "" {

@@ -100,6 +100,8 @@ type Guest interface {
 	// end. stage, when not empty, names the stage that begins now.
 	// fs.ErrNotExist is in the error's chain when nothing is recorded.
 	Egress(ctx context.Context, stage string) (supervise.EgressRecord, error)
+	// Sample makes the guest's recording reach to this moment.
+	Sample(ctx context.Context) error
 }
 
 // Stdio are a program's streams; nil ones are /dev/null.
@@ -129,6 +131,8 @@ type Settings struct {
 	BootLimit time.Duration
 	HangLimit time.Duration
 	Version   string
+
+	RecordInterval time.Duration // between two samples of a guest; 0 = guests are not recorded
 }
 
 // Runner answers the calls.
@@ -137,9 +141,11 @@ type Runner struct {
 	Machines Machines
 	Hub      Hub   // nil = no hub has a say
 	Sites    Sites // nil = no standing lists are kept
-	Set      Settings
-	Trace    io.Writer        // gets the `virtkit: …` lines
-	Now      func() time.Time // nil = time.Now
+	// Recordings keeps what guests record; nil = they record nothing.
+	Recordings Recordings
+	Set        Settings
+	Trace      io.Writer        // gets the `virtkit: …` lines
+	Now        func() time.Time // nil = time.Now
 	// Parent is the process that called this one; its zero value is "unknown".
 	Parent supervise.Owner
 

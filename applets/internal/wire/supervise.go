@@ -80,6 +80,7 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 		Argv:       h.supervisorArgv(),
 		Env:        h.supervisorEnv(),
 		Templates:  h.templates(),
+		Recordings: h.Recordings(),
 		KeepEgress: h.Egress.Keep,
 		Log:        h.Log,
 	}

@@ -83,21 +83,14 @@ func Name(job int64, project, name string) string {
 }
 
 // Begin makes a directory for a recording that begins now. Another recording of
-// that name on this day gets a name with a number. sweep is true for the first
-// of a day: Sweep is to be called, now or later.
-func (a *Archive) Begin(name string) (dir string, sweep bool, err error) {
+// that name on this day gets a name with a number.
+func (a *Archive) Begin(name string) (dir string, err error) {
 	if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
-		return "", false, fmt.Errorf("%q is no name of a recording", name)
-	}
-	if err := os.MkdirAll(a.Root, 0o700); err != nil {
-		return "", false, err
+		return "", fmt.Errorf("%q is no name of a recording", name)
 	}
 	day := filepath.Join(a.Root, a.now().Format(time.DateOnly))
-	switch err := os.Mkdir(day, 0o700); {
-	case err == nil:
-		sweep = true
-	case !errors.Is(err, fs.ErrExist):
-		return "", false, err
+	if err := os.MkdirAll(day, 0o700); err != nil {
+		return "", err
 	}
 	for n := 1; n < 1000; n++ {
 		dir = filepath.Join(day, name)
@@ -108,9 +101,9 @@ func (a *Archive) Begin(name string) (dir string, sweep bool, err error) {
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
-		return dir, sweep, err
+		return dir, err
 	}
-	return "", sweep, fault.Newf(fault.Conflict, "%s has too many recordings of %s", day, name)
+	return "", fault.Newf(fault.Conflict, "%s has too many recordings of %s", day, name)
 }
 
 // Finish packs the log of a recording whose guest is gone. Nothing to pack is
@@ -135,8 +128,12 @@ func (a *Archive) Finish(dir string) error {
 	if !st.Mode().IsRegular() || st.Size() > PackMax {
 		return nil
 	}
-	if st.Size() == 0 {
-		return os.Remove(log)
+	if st.Size() == 0 { // the guest was never there
+		if err := os.Remove(log); err != nil {
+			return err
+		}
+		os.Remove(dir) // unless there is something else
+		return nil
 	}
 	if err := pack(f, filepath.Join(dir, atop.PackedFile), st.ModTime()); err != nil {
 		return fmt.Errorf("packing %s: %w", log, err)
@@ -186,9 +183,35 @@ func pack(r io.Reader, path string, at time.Time) error {
 	return fsx.SyncDir(dir)
 }
 
+// sweptFile holds the last day on which a sweep was done to its end, and is
+// locked by the one that is under way.
+const sweptFile = ".swept"
+
 // Sweep packs what jobs of the days before have left plain and drops the days
-// that are older than the archive keeps. What it cannot do it tells and goes on.
+// that are older than the archive keeps: once a day, whoever calls it first.
+// What it cannot do it tells and goes on; what a crash cuts short is done by the
+// next call.
 func (a *Archive) Sweep() {
+	path := filepath.Join(a.Root, sweptFile)
+	l, err := fsx.TryLock(path, false)
+	if err != nil {
+		if !errors.Is(err, fsx.ErrLocked) {
+			a.warn("looking after old recordings: %v", err)
+		}
+		return
+	}
+	defer l.Close()
+	today := a.now().Format(time.DateOnly)
+	if done, err := os.ReadFile(path); err == nil && string(done) == today {
+		return
+	}
+	a.sweep()
+	if err := os.WriteFile(path, []byte(today), 0o600); err != nil {
+		a.warn("looking after old recordings: %v", err)
+	}
+}
+
+func (a *Archive) sweep() {
 	today := a.now().Format(time.DateOnly)
 	keep := a.now().AddDate(0, 0, -a.Days).Format(time.DateOnly)
 	for _, day := range a.days() {

@@ -26,13 +26,13 @@ func open(t *testing.T, days int) (*archive.Archive, *time.Time, *[]string) {
 	return a, &now, &warned
 }
 
-func begin(t *testing.T, a *archive.Archive, name string) (string, bool) {
+func begin(t *testing.T, a *archive.Archive, name string) string {
 	t.Helper()
-	dir, sweep, err := a.Begin(name)
+	dir, err := a.Begin(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return dir, sweep
+	return dir
 }
 
 func text(epochs ...int64) []byte {
@@ -72,9 +72,9 @@ func TestName(t *testing.T) {
 // TestLife: a log is begun, packed, found, read.
 func TestLife(t *testing.T) {
 	a, _, _ := open(t, 14)
-	dir, first := begin(t, a, "42137-acme-web-test_unit")
-	if !first || filepath.Base(filepath.Dir(dir)) != "2026-08-12" {
-		t.Errorf("%s, first of its day: %v", dir, first)
+	dir := begin(t, a, "42137-acme-web-test_unit")
+	if filepath.Base(filepath.Dir(dir)) != "2026-08-12" {
+		t.Errorf("%s", dir)
 	}
 	if _, err := a.Find("42137"); fault.KindOf(err) != fault.NotFound {
 		t.Errorf("a recording without a log: %v", err)
@@ -110,9 +110,9 @@ func TestLife(t *testing.T) {
 	if e, _ := os.ReadDir(dir); len(e) != 1 {
 		t.Errorf("left: %v", e)
 	}
-	again, first := begin(t, a, "42137-acme-web-test_unit")
-	if first || filepath.Base(again) != "42137-acme-web-test_unit-2" {
-		t.Errorf("again: %s, first %v", again, first)
+	again := begin(t, a, "42137-acme-web-test_unit")
+	if filepath.Base(again) != "42137-acme-web-test_unit-2" {
+		t.Errorf("again: %s", again)
 	}
 }
 
@@ -120,7 +120,7 @@ func TestLife(t *testing.T) {
 // and Finish ends what it began.
 func TestCrashes(t *testing.T) {
 	a, _, _ := open(t, 14)
-	dir, _ := begin(t, a, "7-x")
+	dir := begin(t, a, "7-x")
 	log, packed := filepath.Join(dir, atop.LogFile), filepath.Join(dir, atop.PackedFile)
 	write(t, log, text(1, 2))
 	write(t, filepath.Join(dir, "."+atop.PackedFile+".new"), []byte("half")) // died while packing
@@ -150,7 +150,7 @@ func TestFind(t *testing.T) {
 	a, now, _ := open(t, 14)
 	put := func(name string, at time.Time) {
 		*now = at
-		dir, _ := begin(t, a, name)
+		dir := begin(t, a, name)
 		write(t, filepath.Join(dir, atop.LogFile), text(at.Unix()))
 		os.Chtimes(filepath.Join(dir, atop.LogFile), at, at)
 	}
@@ -194,10 +194,7 @@ func TestSweep(t *testing.T) {
 	write(t, outside, []byte("x"))
 	for i := range 6 {
 		*now = time.Date(2026, 8, 1+i, 1, 0, 0, 0, time.UTC)
-		dir, first := begin(t, a, "1-x")
-		if !first {
-			t.Errorf("day %d is not new", i)
-		}
+		dir := begin(t, a, "1-x")
 		write(t, filepath.Join(dir, atop.LogFile), text(1))
 		os.Symlink(outside, filepath.Join(dir, "link"))
 	}
@@ -220,7 +217,7 @@ func TestSweep(t *testing.T) {
 	for _, x := range e {
 		got = append(got, x.Name())
 	}
-	want := append([]string{"2026-08-04", "2026-08-05", "2026-08-06", "2020-01-01", "2020-01-02"}, other...)
+	want := append([]string{".swept", "2026-08-04", "2026-08-05", "2026-08-06", "2020-01-01", "2020-01-02"}, other...)
 	slices.Sort(want)
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
@@ -239,8 +236,15 @@ func TestSweep(t *testing.T) {
 	if len(*warned) > 0 {
 		t.Errorf("warned: %q", *warned)
 	}
+	// Once a day, also when it was killed in the middle.
+	write(t, filepath.Join(a.Root, "2026-08-05", "1-x", atop.LogFile), text(1))
+	a.Sweep()
+	if r, _ := archive.At(filepath.Join(a.Root, "2026-08-05", "1-x")); filepath.Base(r.Path) != atop.LogFile {
+		t.Errorf("swept twice on one day: %+v", r)
+	}
 	// 0 keeps today's alone.
 	a.Days = 0
+	os.Truncate(filepath.Join(a.Root, ".swept"), 0)
 	a.Sweep()
 	if _, err := os.Stat(filepath.Join(a.Root, "2026-08-05")); err == nil {
 		t.Error("yesterday is still there")
@@ -250,7 +254,7 @@ func TestSweep(t *testing.T) {
 // TestLarge: one over the limit stays plain.
 func TestLarge(t *testing.T) {
 	a, _, _ := open(t, 2)
-	dir, _ := begin(t, a, "1-x")
+	dir := begin(t, a, "1-x")
 	log := filepath.Join(dir, atop.LogFile)
 	write(t, log, text(1))
 	if err := os.Truncate(log, archive.PackMax+1); err != nil {
@@ -267,7 +271,7 @@ func TestLarge(t *testing.T) {
 // TestDamaged: what of a log can be read is.
 func TestDamaged(t *testing.T) {
 	a, _, _ := open(t, 2)
-	dir, _ := begin(t, a, "1-x")
+	dir := begin(t, a, "1-x")
 	log, packed := filepath.Join(dir, atop.LogFile), filepath.Join(dir, atop.PackedFile)
 	var many []int64
 	for i := range int64(20000) {

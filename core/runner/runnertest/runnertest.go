@@ -36,12 +36,16 @@ type Host struct {
 	// Services are what a guest's state tells of its services; nil = all run.
 	Services func(s supervise.Spec) []supervise.ServiceState
 
+	// State, when set, changes what a guest's State says.
+	State func(*supervise.State)
+
 	// Recorded, when set, makes a guest's record; nil records nothing.
 	Recorded func(s supervise.Spec, stage string) supervise.EgressRecord
 
 	mu       sync.Mutex
 	guests   map[string]*guest
 	Launched []supervise.Spec
+	Samples  int // asked of guests
 	Removed  []string
 	Queries  []runner.ImageQuery
 	Reaped   []string
@@ -161,6 +165,9 @@ func (g *guest) State(context.Context) (supervise.State, error) {
 		s.Phase, s.Exit = supervise.Ended, g.h.EndWith
 	default:
 	}
+	if g.h.State != nil {
+		g.h.State(&s)
+	}
 	return s, nil
 }
 
@@ -190,6 +197,14 @@ func (g *guest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdi
 }
 
 // Egress implements runner.Guest.
+// Sample implements runner.Guest.
+func (g *guest) Sample(context.Context) error {
+	g.h.mu.Lock()
+	defer g.h.mu.Unlock()
+	g.h.Samples++
+	return nil
+}
+
 func (g *guest) Egress(_ context.Context, stage string) (supervise.EgressRecord, error) {
 	if g.h.Recorded == nil {
 		return supervise.EgressRecord{}, fs.ErrNotExist
