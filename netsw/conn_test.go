@@ -1,0 +1,316 @@
+package netsw_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"virtkit/netsw"
+	"virtkit/netsw/frame"
+	"virtkit/netsw/netswtest"
+)
+
+const (
+	flagFIN = 1
+	flagPSH = 8
+)
+
+// talker is a guest whose TCP is spoken by the test, segment by segment.
+type talker struct {
+	t        *testing.T
+	g        *netswtest.Guest
+	src      uint16
+	dst      netip.AddrPort
+	seq, ack uint32 // next to send, next expected
+	wnd      uint16
+	in       chan spoken
+}
+
+// spoken is a segment of the switch's.
+type spoken struct {
+	seq, ack uint32
+	flags    byte
+	wnd      uint16
+	data     []byte
+}
+
+// talk connects to a port of the host's, with a window to begin with and no
+// options but an MSS of 1000.
+func talk(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd uint16) *talker {
+	t.Helper()
+	k := &talker{t: t, g: g, src: 4000, dst: netip.MustParseAddrPort(at(sw, port)), seq: 100, wnd: wnd, in: make(chan spoken, 1<<14)}
+	g.Deafen()
+	t.Cleanup(g.Tap(func(b []byte) {
+		e, _ := frame.ParseEth(b)
+		ip, ok := frame.ParseIPv4(e.Payload)
+		if !ok || ip.Proto != frame.ProtoTCP {
+			return
+		}
+		if frame.Checksum(ip.Payload, frame.Pseudo(ip.Src, ip.Dst, frame.ProtoTCP, len(ip.Payload))) != 0 || frame.Checksum(ip.Header, 0) != 0 {
+			t.Error("a segment with a wrong checksum")
+		}
+		p := ip.Payload
+		off := int(p[12]>>4) * 4
+		k.in <- spoken{binary.BigEndian.Uint32(p[4:]), binary.BigEndian.Uint32(p[8:]), p[13], binary.BigEndian.Uint16(p[14:]), bytes.Clone(p[off:])}
+	}))
+	f := tcpFrame(g, k.src, k.dst, k.seq, 0, flagSYN)
+	f[frame.EthSize+frame.IPv4Size+12] = 0x60
+	binary.BigEndian.PutUint16(f[frame.EthSize+frame.IPv4Size+14:], wnd)
+	f = append(f, 2, 4, 1000>>8, 1000&0xff)
+	binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
+	if err := g.Send(f); err != nil {
+		t.Fatal(err)
+	}
+	s := k.next("SYN-ACK", func(s spoken) bool { return s.flags == flagSYN|flagACK })
+	k.seq++
+	k.ack = s.seq + 1
+	k.say(flagACK, "")
+	return k
+}
+
+// say sends a segment and steps over what it carries.
+func (k *talker) say(flags byte, data string) {
+	k.t.Helper()
+	k.sayAt(k.seq, flags, data)
+	k.seq += uint32(len(data))
+	if flags&flagFIN != 0 {
+		k.seq++
+	}
+}
+
+func (k *talker) sayAt(seq uint32, flags byte, data string) {
+	k.t.Helper()
+	f := tcpFrame(k.g, k.src, k.dst, seq, k.ack, flags)
+	binary.BigEndian.PutUint16(f[frame.EthSize+frame.IPv4Size+14:], k.wnd)
+	f = append(f, data...)
+	binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
+	if err := k.g.Send(f); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// next waits for a segment that match accepts; others are passed over.
+func (k *talker) next(what string, match func(spoken) bool) spoken {
+	k.t.Helper()
+	end := time.After(limit)
+	for {
+		select {
+		case s := <-k.in:
+			if match(s) {
+				return s
+			}
+		case <-end:
+			k.t.Fatalf("no %s within %s", what, limit)
+		}
+	}
+}
+
+// What a guest loses it is sent again: after three acknowledgements that say
+// so, and when none can be said, after a while.
+func TestConnSendsAgain(t *testing.T) {
+	want := pattern(100 << 10)
+	port := serve(t, func(c *net.TCPConn) {
+		_, _ = c.Write(want)
+		_ = c.CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+	})
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "a")
+	k := talk(t, sw, g, port, 65535)
+	first := k.ack
+	lost := map[uint32]bool{}
+	var got []byte
+	for ended := false; !ended; {
+		s := k.next("data", func(s spoken) bool { return len(s.data) > 0 || s.flags&flagFIN != 0 })
+		at := s.seq - first
+		last := int(at)+len(s.data) == len(want)
+		if (at/1000%7 == 3 || last) && !lost[at] { // each of those once
+			lost[at] = true
+			continue
+		}
+		if s.seq == k.ack {
+			got = append(got, s.data...)
+			k.ack += uint32(len(s.data))
+			if s.flags&flagFIN != 0 {
+				k.ack++
+				ended = true
+			}
+		}
+		k.say(flagACK, "")
+	}
+	same(t, "what came in the end", got, want)
+	if len(lost) < 10 {
+		t.Errorf("%d segments were lost, want many", len(lost))
+	}
+	k.say(flagFIN|flagACK, "")
+	k.next("last acknowledgement", func(s spoken) bool { return s.ack == k.seq })
+	eventually(t, "the flow ends", func() bool { return sw.Stats().OpenFlows == 0 })
+}
+
+// A guest is sent no more than it said it takes; a closed window is probed, as
+// the word that it has opened may have been lost.
+func TestConnKeepsToTheWindow(t *testing.T) {
+	want := pattern(2500)
+	port := serve(t, func(c *net.TCPConn) {
+		_, _ = c.Write(want)
+		_, _ = io.Copy(io.Discard, c)
+	})
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "a")
+	k := talk(t, sw, g, port, 900)
+	var got []byte
+	edge := k.ack + 900
+	for len(got) < len(want) {
+		s := k.next("data", func(s spoken) bool { return len(s.data) > 0 })
+		if int32(s.seq+uint32(len(s.data))-edge) > 0 {
+			t.Fatalf("%d bytes past the window", s.seq+uint32(len(s.data))-edge)
+		}
+		if s.seq != k.ack {
+			continue
+		}
+		got = append(got, s.data...)
+		k.ack += uint32(len(s.data))
+		if len(got) == len(want) {
+			break
+		}
+		k.wnd, edge = 0, k.ack
+		k.say(flagACK, "")
+		k.next("probe", func(s spoken) bool {
+			if len(s.data) > 0 && int32(s.seq+uint32(len(s.data))-edge) > 0 {
+				t.Fatalf("%d bytes into a closed window", len(s.data))
+			}
+			return s.seq == k.ack-1 && len(s.data) == 0
+		})
+		k.wnd, edge = 900, k.ack+900
+		k.say(flagACK, "") // the answer to the probe
+	}
+	same(t, "what came", got, want)
+}
+
+// Whatever the order and the overlaps of a guest's segments, the outside gets
+// its stream once.
+func TestConnPutsTheStreamTogether(t *testing.T) {
+	got := make(chan string, 1)
+	port := serve(t, func(c *net.TCPConn) {
+		b, err := io.ReadAll(c)
+		if err != nil {
+			b = append(b, err.Error()...)
+		}
+		got <- string(b)
+	})
+	sw := open(t, netsw.Config{HostLoopback: true})
+	p, g := join(t, sw, "a")
+	k := talk(t, sw, g, port, 65535)
+	start := k.seq
+	says := func(s spoken) bool { return s.ack == k.seq && s.flags == flagACK }
+	k.say(flagACK|flagPSH, "one ")
+	k.next("acknowledgement", says)
+	k.sayAt(start, flagACK, "one ")       // again
+	k.sayAt(start+2, flagACK, "e two ")   // half of it again
+	k.sayAt(start+100, flagACK, "beyond") // something is missing
+	k.seq = start + 8
+	k.next("acknowledgement", says)
+	k.sayAt(start+8, flagACK|flagFIN, "three")
+	k.seq += 6
+	k.next("acknowledgement of the end", says)
+	k.sayAt(k.seq-1, flagACK|flagFIN, "") // again
+	k.next("acknowledgement of the end, again", says)
+	select {
+	case s := <-got:
+		if s != "one two three" {
+			t.Errorf("the outside got %q", s)
+		}
+	case <-time.After(limit):
+		t.Fatal("the outside saw no end")
+	}
+	if n := p.Stats().Sent; n != 13 {
+		t.Errorf("Sent = %d, want 13", n)
+	}
+}
+
+// A reset counts at the next expected byte alone (RFC 5961); elsewhere in the
+// window it is asked about, and a SYN is too.
+func TestConnIsNotResetByGuesses(t *testing.T) {
+	end := make(chan error, 1)
+	port := serve(t, func(c *net.TCPConn) {
+		_, err := c.Read(make([]byte, 1))
+		end <- err
+	})
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "a")
+	k := talk(t, sw, g, port, 65535)
+	eventually(t, "the flow stands", func() bool { return sw.Stats().OpenFlows == 1 })
+	challenge := func(s spoken) bool { return s.flags == flagACK && s.ack == k.seq }
+	k.sayAt(k.seq+1000, flagRST, "")
+	k.next("challenge of a reset", challenge)
+	k.sayAt(k.seq-5, flagSYN, "")
+	k.next("challenge of a SYN", challenge)
+	k.sayAt(k.seq+1<<24, flagRST, "") // outside: nothing
+	k.sayAt(k.seq-1, flagACK, "")     // a probe of the guest's
+	k.next("answer to the probe", challenge)
+	select {
+	case err := <-end:
+		t.Fatalf("the connection ended: %v", err)
+	default:
+	}
+	k.sayAt(k.seq, flagRST, "")
+	select {
+	case err := <-end:
+		if !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the outside saw %v, want a reset", err)
+		}
+	case <-time.After(limit):
+		t.Error("the outside saw nothing of the reset")
+	}
+	eventually(t, "the flow ends", func() bool { return sw.Stats().OpenFlows == 0 })
+}
+
+// What a guest sends beyond the window is not kept: the sum of what is held is
+// what was announced.
+func TestConnHoldsNoMoreThanItSaid(t *testing.T) {
+	release, got := make(chan struct{}), make(chan int64, 1)
+	port := serve(t, func(c *net.TCPConn) {
+		<-release
+		n, _ := io.Copy(io.Discard, c)
+		got <- n
+	})
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "a")
+	k := talk(t, sw, g, port, 65535)
+	piece := strings.Repeat("x", 60000)
+	var closed spoken
+	for closed.flags == 0 {
+		k.say(flagACK, piece)
+		s := k.next("acknowledgement", func(s spoken) bool { return s.flags == flagACK })
+		k.seq = s.ack // what was not taken is sent again
+		if s.wnd == 0 {
+			closed = s
+		}
+	}
+	sent := k.seq - 101
+	k.sayAt(k.seq, flagACK, "beyond")
+	if s := k.next("acknowledgement", func(s spoken) bool { return s.flags == flagACK }); s.ack != k.seq || s.wnd != 0 {
+		t.Errorf("bytes beyond the window were answered with %+v", s)
+	}
+	close(release)
+	s := k.next("word of an open window", func(s spoken) bool { return s.flags == flagACK && s.wnd > 0 })
+	if s.ack != k.seq {
+		t.Errorf("the window opens at %d, want %d", s.ack, k.seq)
+	}
+	k.say(flagACK|flagFIN, "end")
+	select {
+	case n := <-got:
+		if n != int64(sent)+3 {
+			t.Errorf("the outside got %d bytes, want %d", n, sent+3)
+		}
+	case <-time.After(limit):
+		t.Error("the outside saw no end")
+	}
+}
