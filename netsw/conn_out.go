@@ -2,6 +2,7 @@ package netsw
 
 import (
 	"encoding/binary"
+	"sync"
 	"syscall"
 	"time"
 	"unsafe"
@@ -250,9 +251,7 @@ const natBuffer = 4 * (natHead + stampSize + tcpRoom)
 
 // scatter reads a stream into the payloads of frames that lie in a row.
 type scatter struct {
-	vec  []unix.Iovec
 	buf  *frameBuf
-	size int // of the buffer to be had
 	head int
 	mss  int
 	room int                   // bytes of payload to be read at most
@@ -262,13 +261,24 @@ type scatter struct {
 	errn syscall.Errno
 }
 
+// mostPieces is how many frames are filled by one read at most; the kernel takes
+// 1024 pieces (UIO_MAXIOV).
+const mostPieces = 512
+
+// pieces are lent for the time of a read: thousands of connections may wait.
+var pieces = sync.Pool{New: func() any { return new([mostPieces]unix.Iovec) }}
+
 func newScatter(head, mss int) *scatter {
 	r := &scatter{head: head, mss: mss}
-	r.vec = make([]unix.Iovec, max(1, natBuffer/(head+mss)))
 	r.try = func(fd uintptr) bool {
-		r.lay()
+		vec := pieces.Get().(*[mostPieces]unix.Iovec)
+		k := r.lay(vec)
+		defer func() {
+			clear(vec[:k])
+			pieces.Put(vec)
+		}()
 		for {
-			n, _, e := syscall.Syscall(syscall.SYS_READV, fd, uintptr(unsafe.Pointer(&r.vec[0])), uintptr(len(r.vec)))
+			n, _, e := syscall.Syscall(syscall.SYS_READV, fd, uintptr(unsafe.Pointer(vec)), uintptr(k))
 			if e == syscall.EINTR {
 				continue
 			}
@@ -294,21 +304,18 @@ func (r *scatter) drop() {
 	}
 }
 
-// lay takes a buffer and points the vector at it.
-func (r *scatter) lay() {
-	room := r.room
-	k := 0
-	full := cap(r.vec)
-	r.vec = r.vec[:full]
+// lay takes a buffer and points vec at the payloads in it; it says how many.
+func (r *scatter) lay(vec *[mostPieces]unix.Iovec) (k int) {
 	r.buf = getBuffer(natBuffer)
-	for k < full && room > 0 {
-		n := min(r.mss, room)
-		r.vec[k].Base = &r.buf.b[k*(r.head+r.mss)+r.head]
-		r.vec[k].SetLen(n)
+	room := r.room
+	for at := r.head; k < mostPieces && room > 0 && at < natBuffer; at += r.head + r.mss {
+		n := min(r.mss, room, natBuffer-at)
+		vec[k].Base = &r.buf.b[at]
+		vec[k].SetLen(n)
 		room -= n
 		k++
 	}
-	r.vec = r.vec[:k]
+	return k
 }
 
 // inward moves what the outside sends to the guest, until either ends. It

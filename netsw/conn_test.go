@@ -45,6 +45,11 @@ type spoken struct {
 // options but an MSS of 1000.
 func talk(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd uint16) *talker {
 	t.Helper()
+	return talkMSS(t, sw, g, port, wnd, 1000)
+}
+
+func talkMSS(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd, mss uint16) *talker {
+	t.Helper()
 	k := &talker{t: t, g: g, src: 4000, dst: netip.MustParseAddrPort(at(sw, port)), seq: 100, wnd: wnd, in: make(chan spoken, 1<<14)}
 	g.Deafen()
 	t.Cleanup(g.Tap(func(b []byte) {
@@ -63,7 +68,7 @@ func talk(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd uint
 	f := tcpFrame(g, k.src, k.dst, k.seq, 0, flagSYN)
 	f[frame.EthSize+frame.IPv4Size+12] = 0x60
 	binary.BigEndian.PutUint16(f[frame.EthSize+frame.IPv4Size+14:], wnd)
-	f = append(f, 2, 4, 1000>>8, 1000&0xff)
+	f = append(f, 2, 4, byte(mss>>8), byte(mss))
 	binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
 	if err := g.Send(f); err != nil {
 		t.Fatal(err)
@@ -152,6 +157,26 @@ func TestConnSendsAgain(t *testing.T) {
 	k.say(flagFIN|flagACK, "")
 	k.next("last acknowledgement", func(s spoken) bool { return s.ack == k.seq })
 	eventually(t, "the flow ends", func() bool { return sw.Stats().OpenFlows == 0 })
+}
+
+// A guest may ask for segments as small as it likes: they are no smaller than
+// some, and come all the same.
+func TestConnSmallestSegments(t *testing.T) {
+	want := pattern(300 << 10)
+	port := serve(t, func(c *net.TCPConn) { _, _ = c.Write(want) })
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "a")
+	k := talkMSS(t, sw, g, port, 65535, 1)
+	var got []byte
+	for len(got) < len(want) {
+		s := k.next("data", func(s spoken) bool { return len(s.data) > 0 })
+		if s.seq == k.ack {
+			got = append(got, s.data...)
+			k.ack += uint32(len(s.data))
+			k.say(flagACK, "")
+		}
+	}
+	same(t, "what came", got, want)
 }
 
 // A guest is sent no more than it said it takes; a closed window is probed, as
