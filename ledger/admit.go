@@ -15,6 +15,7 @@ import (
 
 	"virtkit/core/admit"
 	"virtkit/core/fault"
+	"virtkit/core/fsx"
 )
 
 // AdmitOptions are a host's rules of admission.
@@ -253,7 +254,7 @@ func (w *waiting) verdict(others []found) error {
 	for i, f := range others {
 		if f.Granted.Disk > 0 && !strings.HasPrefix(f.ID, ReservationPrefix) {
 			var err error
-			if claims[i].Used, claims[i].UsedInodes, err = Held(filepath.Join(w.a.c.jobs, f.ID)); err != nil {
+			if claims[i].Used, claims[i].UsedInodes, err = fsx.Taken(filepath.Join(w.a.c.jobs, f.ID)); err != nil {
 				w.complain([]error{err})
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"virtkit/core/admit"
 	"virtkit/core/fault"
+	"virtkit/core/fsx"
 	"virtkit/ledger"
 )
 
@@ -348,7 +349,7 @@ func disk(size int64, evict func(need int64, keep []string) admit.Evicted) func(
 	return func(o *ledger.AdmitOptions) {
 		o.Limits = admit.Limits{Disk: true}
 		o.Room = func(dir string) (admit.Room, error) {
-			used, _, err := ledger.Held(dir)
+			used, _, err := fsx.Taken(dir)
 			return admit.Room{Path: dir, Size: size, Free: size - used, Inodes: 1000, FreeInodes: 100}, err
 		}
 		if evict != nil {

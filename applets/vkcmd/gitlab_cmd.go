@@ -36,6 +36,7 @@ func newGitlabCmd(a *app) *cli.Command {
 			gitlabCall(a, "cleanup", "end the job's guest and remove all of it",
 				"May be called in any state and any number of times.", callCleanup),
 			newGitlabCheck(a),
+			newGitlabUsage(a),
 		},
 	}
 }

@@ -43,7 +43,12 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 	if err := h.CheckNet(supervise.NetSpec{Mode: h.Conf.Net.Mode}); err != nil {
 		return nil, fault.New(fault.System, "").Hint("%s", fault.HintOf(err)).Because(err)
 	}
+	gate, err := h.Gate()
+	if err != nil {
+		return nil, err
+	}
 	return &runner.Runner{
+		Gate: gate, History: h.History,
 		Images:   &jobImages{h: h},
 		Machines: &jobMachines{h},
 		Hub:      h,
@@ -80,9 +85,12 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 	if net.Mode == "switch" {
 		net.Loopback = cf.Net.HostLoopback
 	}
+	budget, budgetErr := h.Budget()
 	return runner.Settings{
+		FromHistory: cf.Executor.Schedule.FromHistory, DiskDefault: cf.Executor.Schedule.DiskDefault, BudgetErr: budgetErr,
 		Limits: execdrv.Limits{
-			CPUs: vm.CPUs, MaxCPUs: vm.MaxCPUs,
+			BudgetMiB: int(budget),
+			CPUs:      vm.CPUs, MaxCPUs: vm.MaxCPUs,
 			MemMiB: int(vm.Mem >> 20), MaxMemMiB: int(vm.MaxMem >> 20),
 			Image: image.DefaultRef,
 		},
@@ -315,8 +323,8 @@ type jobSlot struct {
 	r *ledger.Reservation
 }
 
-func (s *jobSlot) Launch(ctx context.Context, progress func(supervise.State)) (runner.Guest, error) {
-	c, err := s.h.Launch(ctx, s.r, progress)
+func (s *jobSlot) Launch(ctx context.Context, hold *os.File, progress func(supervise.State)) (runner.Guest, error) {
+	c, err := s.h.Launch(ctx, s.r, progress, hold)
 	if err != nil {
 		return nil, err
 	}
@@ -359,3 +367,5 @@ func (g *jobGuest) Sample(ctx context.Context) error { return g.c.Sample(ctx) }
 func (g *jobGuest) Egress(ctx context.Context, stage string) (supervise.EgressRecord, error) {
 	return g.c.Egress(ctx, stage)
 }
+
+func (g *jobGuest) Usage(ctx context.Context) (supervise.Usage, error) { return g.c.Usage(ctx) }

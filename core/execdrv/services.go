@@ -351,7 +351,7 @@ func (s *Service) size(l Limits) (notes, warnings, bad []string) {
 			bad = append(bad, fmt.Sprintf("%s of %s is %q, expected a port from 1 to 65535", VarHealthPort, s.Name, s.own[VarHealthPort]))
 		}
 	}
-	w := Wanted{CPUs: s.CPUs, MemMiB: s.MemMiB}
+	w := Wanted{CPUs: s.CPUs, MemMiB: s.MemMiB, memAsked: strings.TrimSpace(s.own[VarMem]) != ""}
 	w.clamp(l)
 	for _, n := range w.Notes {
 		// A default that is over the ceiling is nobody's wish.

@@ -21,10 +21,13 @@ const (
 	VarCPUs  = "MICROVM_CPUS"
 	VarMem   = "MICROVM_MEM"
 	VarUser  = "MICROVM_USER"
+	// VarUsageReport ends the trace with what the jobs of the project have been
+	// using.
+	VarUsageReport = "MICROVM_USAGE_REPORT"
 )
 
-// obeyed are all of them: the four above, and those of core/policy.
-var obeyed = []string{VarImage, VarCPUs, VarMem, VarUser, policy.DryRunVariable, policy.Run.AuditVariable(),
+// obeyed are all of them: those above, and those of core/policy.
+var obeyed = []string{VarImage, VarCPUs, VarMem, VarUser, VarUsageReport, policy.DryRunVariable, policy.Run.AuditVariable(),
 	policy.Run.Variable(policy.DimName), policy.Run.Variable(policy.DimIP)}
 
 // notYet are variables that later versions obey, with what happens instead.
@@ -32,13 +35,13 @@ var notYet = map[string]string{
 	"MICROVM_BUILD_EGRESS_ALLOW_IP":   "images are not built from Dockerfiles yet",
 	"MICROVM_BUILD_EGRESS_ALLOW_NAME": "images are not built from Dockerfiles yet",
 	"MICROVM_BUILD_EGRESS_AUDIT":      "images are not built from Dockerfiles yet",
-	"MICROVM_USAGE_REPORT":            "no usage is reported",
 }
 
 // Limits are the host's defaults and ceilings for a job's guest.
 type Limits struct {
 	CPUs, MaxCPUs     int
 	MemMiB, MaxMemMiB int
+	BudgetMiB         int    // of all guests together; 0 = none. What a job asks for is held under it too
 	Image             string // when neither MICROVM_IMAGE nor image: is given
 }
 
@@ -55,6 +58,8 @@ type Wanted struct {
 	UserFrom  string   // the variable or key that named it; "" = the image
 	Notes     []string // lines for the trace: clamps
 	Warnings  []string // lines for the trace: what is not obeyed
+
+	memAsked bool // the job says how much memory, not the host
 }
 
 // ReadWanted reads the job's variables. Every wrong value is reported, joined
@@ -77,7 +82,7 @@ func ReadWanted(c *Call, r Response, l Limits) (Wanted, error) {
 		case n < MinMemMiB:
 			bad = append(bad, fmt.Sprintf("%s is %q, expected at least %dM", VarMem, c.Var(VarMem), MinMemMiB))
 		default:
-			w.MemMiB = n
+			w.MemMiB, w.memAsked = n, true
 		}
 	}
 	if v := strings.TrimSpace(c.Var(VarUser)); v != "" {
@@ -87,6 +92,9 @@ func ReadWanted(c *Call, r Response, l Limits) (Wanted, error) {
 	}
 	if w.User != "" && !userSyntax.MatchString(w.User) {
 		bad = append(bad, fmt.Sprintf("%s is %q, expected a user name or number, or user:group", w.UserFrom, w.User))
+	}
+	if _, err := policy.ParseSwitch(VarUsageReport, c.Var(VarUsageReport)); err != nil {
+		bad = append(bad, err.Error())
 	}
 	if bad != nil {
 		return w, fault.New(fault.JobFailed, strings.Join(bad, "; ")).
@@ -115,9 +123,15 @@ func (w *Wanted) clamp(l Limits) {
 		w.Notes = append(w.Notes, fmt.Sprintf("%s %d is over this runner's ceiling: using %d", VarCPUs, w.CPUs, l.MaxCPUs))
 		w.CPUs = l.MaxCPUs
 	}
-	if l.MaxMemMiB > 0 && w.MemMiB > l.MaxMemMiB {
-		w.Notes = append(w.Notes, fmt.Sprintf("%s %s is over this runner's ceiling: using %s", VarMem, MiBText(w.MemMiB), MiBText(l.MaxMemMiB)))
-		w.MemMiB = l.MaxMemMiB
+	most := l.MaxMemMiB
+	// A default that no job can be admitted with is the host's to mend, and is
+	// not lowered in silence.
+	if w.memAsked && l.BudgetMiB > 0 && (most == 0 || l.BudgetMiB < most) {
+		most = l.BudgetMiB
+	}
+	if most > 0 && w.MemMiB > most {
+		w.Notes = append(w.Notes, fmt.Sprintf("%s %s is over this runner's ceiling: using %s", VarMem, MiBText(w.MemMiB), MiBText(most)))
+		w.MemMiB = most
 	}
 }
 

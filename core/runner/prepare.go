@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"virtkit/core/admit"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
@@ -27,6 +28,9 @@ type job struct {
 
 	services      execdrv.Services
 	serviceImages []Image // of services.All
+
+	site string     // key of its history; "" = the runner does not say which job it is
+	held admit.Held // nil before admission
 
 	spec  supervise.Spec
 	rec   Record
@@ -54,8 +58,9 @@ func (r *Runner) Prepare(ctx context.Context, c *execdrv.Call) error {
 func (r *Runner) steps(j *job) []Step {
 	return []Step{
 		{Name: "job", Do: func(context.Context) error { return r.read(j) }},
+		{Name: "admission", Do: func(ctx context.Context) error { return r.admit(ctx, j) },
+			Undo: func(context.Context) error { return r.undoAdmit(j) }},
 		{Name: "image", Do: func(ctx context.Context) error { return r.resolveAll(ctx, j) }},
-		// Admission to the host's memory comes here.
 		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
 			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
 		{Name: "boot", Do: func(ctx context.Context) error { return r.launch(ctx, j) }},
@@ -131,20 +136,12 @@ func (r *Runner) resolve(ctx context.Context, j *job) error {
 	return nil
 }
 
-// reserve takes the job's directory. What an earlier attempt of the same job
-// may have left there is removed first: the runner calls one attempt at a
-// time.
+// reserve takes the job's directory.
 func (r *Runner) reserve(ctx context.Context, j *job) error {
 	j.spec = r.specOf(j)
 	var err error
 	if j.spec.Services, err = r.servicesOf(j); err != nil {
 		return err
-	}
-	if err := r.remove(ctx, j.id.ID); err != nil {
-		return fmt.Errorf("removing what an earlier attempt left: %w", err)
-	}
-	for _, line := range r.Machines.Reap(ctx) {
-		r.say("%s", line)
 	}
 	slot, err := r.Machines.Reserve(ctx, j.spec)
 	if err != nil {
@@ -179,7 +176,7 @@ func (r *Runner) remove(ctx context.Context, id string) error {
 
 func (r *Runner) launch(ctx context.Context, j *job) error {
 	tell := r.newStartTeller(j)
-	g, err := j.slot.Launch(ctx, tell.hear)
+	g, err := j.slot.Launch(ctx, j.held.File(), tell.hear)
 	if err != nil {
 		if bad := r.badUser(j, err); bad != nil {
 			return bad
@@ -187,6 +184,9 @@ func (r *Runner) launch(ctx context.Context, j *job) error {
 		return err
 	}
 	j.guest = g
+	if err := j.held.Close(); err != nil { // the guest's supervisor has it
+		return err
+	}
 	if j.state, err = g.State(ctx); err != nil {
 		return fmt.Errorf("asking the guest's supervisor: %w", err)
 	}
@@ -359,6 +359,7 @@ func (r *Runner) recordOf(j *job) Record {
 		User: r.userOfJob(j), Workdir: j.image.Workdir,
 		Entrypoint: execdrv.EffectiveEntrypoint(j.resp.Image.Entrypoint, j.image.Entrypoint),
 		Runner:     j.spec.Owner, Created: j.spec.Created, Deadline: j.spec.Deadline,
+		Site: j.site, SiteJob: j.resp.JobInfo.Name,
 		Services: serviceRecords(j.spec.Services),
 	}
 }

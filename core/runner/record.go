@@ -44,6 +44,10 @@ type Record struct {
 	Created    time.Time       `json:"created"`
 	Deadline   time.Time       `json:"deadline,omitzero"`
 	Services   []ServiceRecord `json:"services,omitempty"`
+	// Site is the key of the job's history (SiteOf), and SiteJob its name there,
+	// both by the runner's own account of the job; "" when it gives none.
+	Site    string `json:"site,omitempty"`
+	SiteJob string `json:"site_job,omitempty"`
 }
 
 // ServiceRecord is what one of the job's services is.

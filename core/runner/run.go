@@ -71,6 +71,9 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 		defer r.account(ctx, g, rec)
 	}
 	r.stageEnded(ctx, g, r.Machines.Dir(id.ID), stage)
+	if stage == execdrv.StageCleanFileVars { // the last one whose words reach the trace
+		r.tellUsage(ctx, c, g, rec)
+	}
 	if ev.Err != "" {
 		return r.neverStarted(c, rec, stage, ev)
 	}
@@ -146,7 +149,12 @@ func (r *Runner) Cleanup(ctx context.Context, c *execdrv.Call) error {
 	if err != nil {
 		return err
 	}
-	if err := r.remove(ctx, id.ID); err != nil {
+	r.rememberLost(ctx, id.ID)
+	err = r.remove(ctx, id.ID)
+	if r.Gate != nil {
+		err = errors.Join(err, r.Gate.Release(id.ID))
+	}
+	if err != nil {
 		return fault.Newf(fault.System, "cleaning up job %d (%s)", id.JobID, r.Machines.Dir(id.ID)).Because(err).
 			Hint("`vk gc` tries again")
 	}

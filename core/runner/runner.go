@@ -19,9 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
+	"virtkit/core/admit"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
@@ -83,8 +85,9 @@ type Machines interface {
 // Slot is a reserved job directory.
 type Slot interface {
 	// Launch starts the guest and returns once it runs. On error nothing of
-	// the guest is left, but the directory may be.
-	Launch(ctx context.Context, progress func(supervise.State)) (Guest, error)
+	// the guest is left, but the directory may be. hold, unless it is nil, stays
+	// open as long as the guest's supervisor lives.
+	Launch(ctx context.Context, hold *os.File, progress func(supervise.State)) (Guest, error)
 }
 
 // Guest is a running guest.
@@ -102,6 +105,9 @@ type Guest interface {
 	Egress(ctx context.Context, stage string) (supervise.EgressRecord, error)
 	// Sample makes the guest's recording reach to this moment.
 	Sample(ctx context.Context) error
+	// Usage is what the guest has cost so far. Of one that has ended it is not
+	// known any more.
+	Usage(ctx context.Context) (supervise.Usage, error)
 }
 
 // Stdio are a program's streams; nil ones are /dev/null.
@@ -128,6 +134,12 @@ type Settings struct {
 	ServiceWait      time.Duration
 	GuestServiceExec bool // jobs may run commands in their services
 
+	FromHistory bool  // memory is reserved by what a job has been using
+	DiskDefault int64 // bytes that an unknown job's directory is expected to hold; 0 = 8 GiB, or the filesystem's size
+	// BudgetErr says why the host's memory budget is not known. No job is
+	// prepared then.
+	BudgetErr error
+
 	BootLimit time.Duration
 	HangLimit time.Duration
 	Version   string
@@ -143,6 +155,8 @@ type Runner struct {
 	Sites    Sites // nil = no standing lists are kept
 	// Recordings keeps what guests record; nil = they record nothing.
 	Recordings Recordings
+	Gate       admit.Gate // nil = everything is admitted
+	History    History    // nil = nothing is remembered
 	Set        Settings
 	Trace      io.Writer        // gets the `virtkit: …` lines
 	Now        func() time.Time // nil = time.Now
@@ -190,6 +204,9 @@ func (r *Runner) warn(line string) { r.say("warning: %s", line) }
 func (r *Runner) Config(c *execdrv.Call) (execdrv.ConfigAnswer, error) {
 	if _, err := Identify(c); err != nil {
 		return execdrv.ConfigAnswer{}, err
+	}
+	if r.Set.BudgetErr != nil {
+		return execdrv.ConfigAnswer{}, r.Set.BudgetErr
 	}
 	resp, err := readResponse(c)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"virtkit/applets/internal/appenv"
@@ -38,6 +39,7 @@ type Host struct {
 	StateWhy string // why it is this directory, for people
 	Jobs     *ledger.Jobs
 	Egress   *ledger.Egress
+	History  *ledger.History
 	Log      *slog.Logger
 
 	store func() (*image.Store, error)
@@ -101,6 +103,7 @@ func Open(env appenv.Env, o Overrides) (*Host, error) {
 		return nil, err
 	}
 	h.Egress = ledger.OpenEgress(dir)
+	h.History = ledger.OpenHistory(dir)
 	h.store = sync.OnceValues(h.openStore)
 	return h, nil
 }
@@ -153,8 +156,9 @@ func Self() (supervise.Owner, error) {
 }
 
 // Launch starts the supervisor of a reserved job directory and returns when
-// its guest runs.
-func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(supervise.State)) (*supervise.Client, error) {
+// its guest runs. The supervisor keeps hold open for its life; nil ones are left
+// out.
+func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(supervise.State), hold ...*os.File) (*supervise.Client, error) {
 	if h.Conf.VMM.Channel == "vsock" {
 		err := fault.New(fault.Usage, "[vmm] channel = \"vsock\" is not built yet").
 			Hint("set channel to auto or serial, or leave it out")
@@ -165,6 +169,7 @@ func (h *Host) Launch(ctx context.Context, r *ledger.Reservation, progress func(
 		Argv:     h.supervisorArgv(),
 		Env:      h.supervisorEnv(),
 		Progress: progress,
+		Hold:     slices.DeleteFunc(hold, func(f *os.File) bool { return f == nil }),
 	})
 }
 

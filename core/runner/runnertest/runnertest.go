@@ -42,6 +42,11 @@ type Host struct {
 	// Recorded, when set, makes a guest's record; nil records nothing.
 	Recorded func(s supervise.Spec, stage string) supervise.EgressRecord
 
+	// Cost, when set, is what a guest has used; nil does not know.
+	Cost func() supervise.Usage
+	// Held are the descriptors that guests were launched with, nil included.
+	Held []*os.File
+
 	mu       sync.Mutex
 	guests   map[string]*guest
 	Launched []supervise.Spec
@@ -88,13 +93,14 @@ type slot struct {
 	s supervise.Spec
 }
 
-func (s *slot) Launch(ctx context.Context, progress func(supervise.State)) (runner.Guest, error) {
+func (s *slot) Launch(ctx context.Context, hold *os.File, progress func(supervise.State)) (runner.Guest, error) {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
 	if s.h.LaunchErr != nil {
 		return nil, s.h.LaunchErr
 	}
 	s.h.Launched = append(s.h.Launched, s.s)
+	s.h.Held = append(s.h.Held, hold)
 	g := &guest{h: s.h, spec: s.s, dead: make(chan struct{})}
 	if s.h.guests == nil {
 		s.h.guests = map[string]*guest{}
@@ -210,4 +216,12 @@ func (g *guest) Egress(_ context.Context, stage string) (supervise.EgressRecord,
 		return supervise.EgressRecord{}, fs.ErrNotExist
 	}
 	return g.h.Recorded(g.spec, stage), nil
+}
+
+// Usage implements runner.Guest.
+func (g *guest) Usage(context.Context) (supervise.Usage, error) {
+	if g.h.Cost == nil {
+		return supervise.Usage{}, fault.New(fault.Conflict, "what the guest used is not known")
+	}
+	return g.h.Cost(), nil
 }
