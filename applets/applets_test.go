@@ -71,7 +71,8 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 // guestPackages are all that the guest's agent may link of this module. What
 // is in it stays in every guest's memory.
 var guestPackages = []string{"virtkit", "virtkit/agent", "virtkit/applets", "virtkit/core/guestwire", "virtkit/core/version",
-	"virtkit/core/guestclient", "virtkit/core/fault"} // of vk-agent exec
+	"virtkit/core/guestclient", "virtkit/core/fault", // of vk-agent exec
+	"virtkit/core/atop"} // of the recorder
 
 // maxAgent is the size that the agent must stay below, in bytes.
 const maxAgent = 8 << 20
