@@ -24,6 +24,12 @@
 //   - ARP is answered from the table, never by a guest: no guest can claim
 //     another's address, and none sees another's requests.
 //   - The host is not reachable: see hostGuard.
+//   - Each new flow and question is decided by policy for its port, before
+//     anything of it leaves. What the switch refuses on its own is told (Witness).
+//   - No guest acts for another: what goes from guest to guest is addressed to that
+//     guest, and is nothing that a DHCP server would say.
+//   - What guests can hold is bounded, for each and for all: see limits.go and
+//     docs/network.md.
 //
 // # Decisions
 //
@@ -48,6 +54,18 @@
 // itself (conn), not by the stack, which took three to ten times the CPU time
 // for the same bytes. The stack has what is rare: UDP, published ports, DNS
 // over TCP, errors, and segments of no connection, which it resets.
+//
+// 2026-11-30: whom a connection asks for is looked for only where the policy
+// wants to know (Asker.Listens), and only the two protocols that say so first are
+// waited for. A name that begins and cannot be read is told as such rather than
+// passed over: else cutting a hello in two would be the way round strict_names.
+//
+// 2026-11-30: queries that cannot be rebuilt are the policy's to decide
+// (Questioner), since a job that nothing restricts may well send updates; without
+// one they are refused.
+//
+// 2026-11-30: datagrams to a guest may be cut on their way. Behind it may be a
+// network with a smaller MTU, which has no way to say that they were too long.
 //
 // 2026-11-30: a link is read by a thread that blocks in the kernel, and written
 // by whoever has something to send. Both save a wake-up for each frame.

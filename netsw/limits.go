@@ -50,7 +50,7 @@ func (s *sockets) release() { s.used.Add(-1) }
 
 // Shares of the memory that connections hold, by how many of them are open: the
 // first are fast, and however many there are, the sum stays bounded. With
-// mostSockets of them it is 283 MiB each way.
+// mostSockets of them it is 288 MiB each way.
 const (
 	fastFlows = 32   // grow to bufMax
 	goodFlows = 256  // goodBytes
