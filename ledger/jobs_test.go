@@ -207,10 +207,19 @@ func TestSweep(t *testing.T) {
 	}
 	runner, gone := sleeper(t), supervise.Owner{PID: os.Getpid(), Start: 1}
 	vmm, other := sleeper(t), sleeper(t)
+	service := sleeper(t) // the VMM of a dead job's service
 	now := time.Now()
 	reserve(t, j, supervise.Spec{ID: "live"})
 	d := dead(supervise.Spec{ID: "dead"})
 	writeState(t, d.Dir, supervise.State{Phase: supervise.Running, VMMPID: vmm.PID, VMMStart: vmm.Start})
+	sd := supervise.ServiceDir(d.Dir, "db")
+	if err := os.MkdirAll(sd, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(sd, supervise.LockFile), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writeState(t, sd, supervise.State{Phase: supervise.Running, VMMPID: service.PID, VMMStart: service.Start})
 	d = dead(supervise.Spec{ID: "reused"}) // its VMM's number is another process's now
 	writeState(t, d.Dir, supervise.State{Phase: supervise.Running, VMMPID: other.PID, VMMStart: other.Start + 1})
 	dead(supervise.Spec{ID: "kept", Kind: "run", Keep: true})
@@ -238,8 +247,8 @@ func TestSweep(t *testing.T) {
 
 	before := names(t, j.Dir())
 	dry, err := j.Sweep(t.Context(), ledger.SweepOptions{DryRun: true})
-	if err != nil || !slices.Equal(dry.Killed, []int{vmm.PID}) || !vmm.Alive() {
-		t.Errorf("dry run = %+v, %v; want the VMM %d told and alive", dry, err, vmm.PID)
+	if err != nil || !slices.Equal(dry.Killed, []int{vmm.PID, service.PID}) || !vmm.Alive() || !service.Alive() {
+		t.Errorf("dry run = %+v, %v; want the VMMs %d and %d told and alive", dry, err, vmm.PID, service.PID)
 	}
 	// The sweep's own lock file is all that may be new.
 	left := slices.DeleteFunc(names(t, j.Dir()), func(n string) bool { return n == ".sweep" })
@@ -261,8 +270,8 @@ func TestSweep(t *testing.T) {
 	if want := []string{"foreign", "link", "notes.txt"}; !slices.Equal(w.Skipped, want) {
 		t.Errorf("Skipped = %q, want %q", w.Skipped, want)
 	}
-	if !slices.Equal(w.Killed, []int{vmm.PID}) || vmm.Alive() || !other.Alive() {
-		t.Errorf("Killed = %v; want the VMM %d alone", w.Killed, vmm.PID)
+	if !slices.Equal(w.Killed, []int{vmm.PID, service.PID}) || vmm.Alive() || service.Alive() || !other.Alive() {
+		t.Errorf("Killed = %v; want the VMMs %d and %d alone", w.Killed, vmm.PID, service.PID)
 	}
 	left = names(t, j.Dir())
 	if want := []string{".lock", ".new-busy", ".new-young", ".sweep", "foreign", "kept", "kept-gitlab", "link", "live", "notes.txt"}; !slices.Equal(left, want) {

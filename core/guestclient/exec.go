@@ -97,6 +97,12 @@ func (c *Client) Exec(ctx context.Context, req guestwire.ExecRequest, sio Stdio,
 		copies.Wait()
 		return res, fmt.Errorf("running %s: %w", first(req.Argv), gone(err))
 	}
+	if err == nil && res.PID == 0 && res.Err != "" {
+		// It never started, so nothing comes. Who refused it may not be who has
+		// its streams (a job's host, and the agent of a service), which then end
+		// late.
+		return res, nil
+	}
 	done := make(chan struct{})
 	go func() { copies.Wait(); close(done) }()
 	select {

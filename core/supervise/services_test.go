@@ -334,7 +334,8 @@ func TestServiceExecLimit(t *testing.T) {
 		}()
 		<-up
 	}
-	r, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"true"}}, guestclient.Stdio{}, nil)
+	// With streams, that the service's agent has already.
+	r, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"true"}}, guestclient.Stdio{In: strings.NewReader("x"), Out: io.Discard, Err: io.Discard}, nil)
 	if err != nil || r.Code != 125 || !strings.Contains(r.Err, "4 commands run in services already") {
 		t.Errorf("one more = %+v, %v", r, err)
 	}
