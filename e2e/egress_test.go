@@ -26,6 +26,8 @@ const egressConfig = `
 dns = ["` + farIP + `"]
 [vmm]
 disk = "2G"
+[executor]
+atop = false
 [executor.vm]
 cpus = 1
 mem = "512M"
