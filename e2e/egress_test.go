@@ -90,7 +90,12 @@ func runEgressJob(t *testing.T, h *host.Host, name, script string, vars map[stri
 	}
 	j.build = stage(t, s, execdrv.StageBuild, script)
 	last := stage(t, s, execdrv.StageCleanFileVars, "true\n")
-	j.end = string(last.Stderr)
+	// What the job cost comes right after what it reached.
+	end, cost, _ := strings.Cut(string(last.Stderr), "virtkit: job resource usage: ")
+	if strings.Contains(cost, "egress") || strings.Contains(cost, "contacted") {
+		t.Errorf("what the job reached comes after what it cost:\n%s", last.Stderr)
+	}
+	j.end = end
 	if res, err := s.Cleanup(t.Context()); err != nil || res.Exit != 0 || len(res.Stderr) > 0 {
 		t.Errorf("cleanup: %d %v\n%s", res.Exit, err, res.Stderr)
 	}
