@@ -147,7 +147,7 @@ func (p *Port) inputGateway(e *frame.Eth, ip *frame.IPv4, g *gather) {
 	}
 	switch ip.Proto {
 	case frame.ProtoUDP:
-		if p.inputDHCP(ip) {
+		if p.inputDHCP(ip) || p.inputDNS(ip) {
 			return
 		}
 	case frame.ProtoTCP:

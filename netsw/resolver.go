@@ -3,9 +3,11 @@ package netsw
 import (
 	"bufio"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
@@ -17,12 +19,15 @@ import (
 
 	"virtkit/core/policy"
 	"virtkit/netsw/dnsd"
+	"virtkit/netsw/frame"
 )
 
 // resolver joins the DNS server to the switch: port 53 of the gateway, the
 // job's own names, policy and counters.
 type resolver struct {
 	sw  *Switch
+	srv *dnsd.Server
+	ctx context.Context // of questions
 	pc  *gonet.UDPConn
 	ln  *gonet.TCPListener
 	end context.CancelFunc
@@ -53,20 +58,53 @@ func newResolver(g *gateway) (*resolver, error) {
 		r.pc.Close()
 		return nil, fmt.Errorf("listening for DNS questions on TCP: %w", err)
 	}
-	srv := dnsd.New(dnsd.Config{
+	r.srv = dnsd.New(dnsd.Config{
 		Upstreams: g.sw.dns,
 		Job:       r,
 		Log:       g.sw.log,
 	})
-	ctx, cancel := context.WithCancel(g.sw.ctx)
-	r.end = cancel
-	g.sw.run(func() { srv.ServePacket(ctx, r.pc) })
-	g.sw.run(func() { srv.ServeStream(ctx, r.ln) })
+	r.ctx, r.end = context.WithCancel(g.sw.ctx)
+	g.sw.run(func() { r.srv.ServePacket(r.ctx, r.pc) })
+	g.sw.run(func() { r.srv.ServeStream(r.ctx, r.ln) })
 	return r, nil
+}
+
+// inputDNS takes a question over UDP past the stack, which has only those that
+// come in fragments; false when it is something else. It is called by a link's
+// reader.
+func (p *Port) inputDNS(ip *frame.IPv4) bool {
+	if ip.Dst != p.sw.gwIP || ip.Fragment() {
+		return false
+	}
+	u, ok := frame.ParseUDP(ip.Payload)
+	if !ok || u.Dst != 53 {
+		return false
+	}
+	r := p.sw.gw.resolver
+	to := netip.AddrPortFrom(p.Addr(), u.Src)
+	if work := r.srv.Packet(p.Addr(), u.Payload, func(b []byte) { r.answer(p, to, b) }); work != nil {
+		p.sw.wg.Go(func() { work(r.ctx) }) // the group is not waited out while this reads
+	}
+	return true
+}
+
+// answer sends an answer over UDP; the stack cuts what is too long for a frame.
+func (r *resolver) answer(p *Port, to netip.AddrPort, b []byte) {
+	if frame.IPv4Size+frame.UDPSize+len(b) > MTU {
+		_, _ = r.pc.WriteTo(b, net.UDPAddrFromAddrPort(to))
+		return
+	}
+	p.sendIP(frame.IPv4Size+frame.UDPSize+len(b), func(f []byte) []byte {
+		at := len(f)
+		f = frame.AppendUDP(f, netip.AddrPortFrom(r.sw.Gateway(), 53), to, b)
+		frame.LetCut(f[at:], binary.BigEndian.Uint16(b)) // see cuttable
+		return f
+	})
 }
 
 func (r *resolver) close() {
 	r.end()
+	r.srv.Close()
 	r.pc.Close()
 	r.ln.Close()
 }

@@ -14,6 +14,7 @@
 package dnsd
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -92,12 +93,14 @@ type Answer struct {
 
 // Server answers questions.
 type Server struct {
-	cfg     Config
-	log     *slog.Logger
-	open    chan struct{}
-	streams chan struct{}
-	best    atomic.Int32 // index of the resolver that answered last
-	warned  atomic.Int64 // when "no resolver answers" was logged, Unix seconds
+	cfg       Config
+	log       *slog.Logger
+	open      chan struct{}
+	streams   chan struct{}
+	resolvers []*resolver
+
+	best   atomic.Int32 // index of the resolver that answered last
+	warned atomic.Int64 // when "no resolver answers" was logged, Unix seconds
 }
 
 // New makes a server.
@@ -108,7 +111,19 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = logx.Discard()
 	}
-	return &Server{cfg: cfg, log: cfg.Log, open: make(chan struct{}, maxOpen), streams: make(chan struct{}, maxStreams)}
+	s := &Server{cfg: cfg, log: cfg.Log, open: make(chan struct{}, maxOpen), streams: make(chan struct{}, maxStreams)}
+	for _, to := range cfg.Upstreams {
+		s.resolvers = append(s.resolvers, &resolver{to: to})
+	}
+	return s
+}
+
+// Close closes what is kept for the next question. Those being answered end by
+// their contexts.
+func (s *Server) Close() {
+	for _, r := range s.resolvers {
+		r.close()
+	}
 }
 
 // ServePacket answers datagrams until pc is closed.
@@ -124,18 +139,27 @@ func (s *Server) ServePacket(ctx context.Context, pc net.PacketConn) {
 			}
 			continue
 		}
-		select {
-		case s.open <- struct{}{}:
-		default: // the guest's resolver asks again
-			continue
+		if work := s.Packet(addrOf(from), buf[:n], func(r []byte) { _, _ = pc.WriteTo(r, from) }); work != nil {
+			wg.Go(func() { work(ctx) })
 		}
-		q := append([]byte(nil), buf[:n]...)
-		wg.Go(func() {
-			defer func() { <-s.open }()
-			if r := s.answer(ctx, addrOf(from), q, false); r != nil {
-				_, _ = pc.WriteTo(r, from)
-			}
-		})
+	}
+}
+
+// Packet takes a datagram, which it copies. The work that it returns makes the
+// answer, if one is due, and gives it to reply; nil is that too much is open
+// already, and the guest's resolver has to ask again.
+func (s *Server) Packet(from netip.Addr, q []byte, reply func([]byte)) (work func(context.Context)) {
+	select {
+	case s.open <- struct{}{}:
+	default:
+		return nil
+	}
+	q = bytes.Clone(q)
+	return func(ctx context.Context) {
+		defer func() { <-s.open }()
+		if r := s.answer(ctx, from, q, false); r != nil {
+			reply(r)
+		}
 	}
 }
 

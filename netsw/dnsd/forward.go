@@ -59,7 +59,7 @@ func (s *Server) ask(ctx context.Context, cl Client, query []byte, match matcher
 	start := int(s.best.Load())
 	for try := 0; try < rounds*n && ctx.Err() == nil; try++ {
 		i := (start + try) % n
-		resp, err := s.exchange(ctx, s.cfg.Upstreams[i], query, match, whole, tcp)
+		resp, err := s.exchange(ctx, s.resolvers[i], query, match, whole, tcp)
 		if err != nil {
 			last = err
 			continue
@@ -120,43 +120,20 @@ type matcher func(resp, query []byte) bool
 
 // exchange asks one resolver over UDP, and over TCP when the answer was cut and
 // the client itself uses TCP, and so can take it whole; with tcp at once.
-func (s *Server) exchange(ctx context.Context, to netip.AddrPort, query []byte, match matcher, whole, tcp bool) ([]byte, error) {
+func (s *Server) exchange(ctx context.Context, r *resolver, query []byte, match matcher, whole, tcp bool) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
 	if tcp {
-		return askTCP(ctx, to, query, match)
+		return askTCP(ctx, r.to, query, match)
 	}
-	resp, err := askUDP(ctx, to, query, match)
+	resp, err := r.ask(ctx, query, match)
 	if err != nil {
 		return nil, err
 	}
 	if whole && resp[2]&0x02 != 0 {
-		return askTCP(ctx, to, query, match)
+		return askTCP(ctx, r.to, query, match)
 	}
 	return resp, nil
-}
-
-func askUDP(ctx context.Context, to netip.AddrPort, query []byte, match matcher) ([]byte, error) {
-	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))
-	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", to, err)
-	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })()
-	if _, err := c.Write(query); err != nil {
-		return nil, fmt.Errorf("asking %s: %w", to, err)
-	}
-	buf := bufPool.Get().(*[]byte)
-	defer bufPool.Put(buf)
-	for {
-		n, err := c.Read(*buf)
-		if err != nil {
-			return nil, fmt.Errorf("asking %s: %w", to, err)
-		}
-		if match((*buf)[:n], query) {
-			return bytes.Clone((*buf)[:n]), nil
-		}
-	}
 }
 
 func askTCP(ctx context.Context, to netip.AddrPort, query []byte, match matcher) ([]byte, error) {

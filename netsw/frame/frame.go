@@ -187,6 +187,15 @@ func AppendIPv4(b []byte, src, dst IP, proto uint8, n int) []byte {
 	return b
 }
 
+// LetCut lets the packet that begins with this header be cut on its way; id
+// tells its pieces from those of others.
+func LetCut(h []byte, id uint16) {
+	h = h[:IPv4Size]
+	binary.BigEndian.PutUint16(h[4:], id)
+	h[6], h[10], h[11] = 0, 0, 0
+	binary.BigEndian.PutUint16(h[10:], Checksum(h, 0))
+}
+
 // UDP is a datagram.
 type UDP struct {
 	Src, Dst uint16
@@ -263,10 +272,7 @@ func AppendICMP(b []byte, src, dst IP, m ICMP) []byte {
 	head := len(b)
 	b = AppendIPv4(b, src, dst, ProtoICMP, ICMPSize+len(m.Payload))
 	at := len(b)
-	h := b[head:at]
-	binary.BigEndian.PutUint16(h[4:], uint16(m.Rest))
-	h[6], h[10], h[11] = 0, 0, 0
-	binary.BigEndian.PutUint16(h[10:], Checksum(h, 0))
+	LetCut(b[head:at], uint16(m.Rest))
 	b = append(b, m.Type, m.Code, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, m.Rest)
 	b = append(b, m.Payload...)
