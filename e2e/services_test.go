@@ -240,3 +240,86 @@ func TestServiceEgress(t *testing.T) {
 		t.Errorf("the record does not name the service: %v\n%s", err, b)
 	}
 }
+
+// Commands in a service: streams apart, exit codes, environment, users, signals
+// and the end of who asked, from a job of another user than root; and guests of
+// one kind that start from a template at the same time.
+func TestServiceExec(t *testing.T) {
+	h := guests(t)
+	img := busybox(t, h)
+	idle := map[string]any{"command": []string{"sleep", "1000"}}
+	for round := range 2 {
+		s := jobWith(t, h, img, map[string]string{"MICROVM_USER": "build", "MICROVM_MEM": "256M"}, service(img, "one", idle), service(img, "two", idle))
+		prep := prepared(t, s)
+		if round == 1 { // the first left templates
+			for _, n := range []string{"one", "two"} {
+				dir := supervise.ServiceDir(filepath.Join(h.State, "jobs", h.JobDirs()[0]), n)
+				if st, err := supervise.ReadState(dir); err != nil || !st.Restored {
+					log, _ := os.ReadFile(filepath.Join(dir, supervise.LogFile))
+					t.Errorf("service %s was booted (%v)\n%s", n, err, log)
+				}
+			}
+			if !strings.Contains(string(prep.Stdout), "restored from a booted template") {
+				t.Errorf("the job was booted:\n%s", prep.Stdout)
+			}
+			t.Logf("%s", prep.Stdout)
+		}
+		res := stage(t, s, execdrv.StageBuild, `x() { vk-agent exec --service "$@"; echo "= $?"; }
+x one -- hostname
+x two -- hostname
+echo input | x one -i -- cat
+x one -e A=b -u build -w /tmp sh -c 'echo $A $(id -un) $PWD; echo err >&2; exit 7'
+x one -- /nonexistent
+x nosuch -- true
+x one -- sh -c 'kill -9 $$'
+x one -b sh -c 'echo $$ > /tmp/pid; exec sleep 2000'
+vk-agent exec --service two -- sh -c 'echo $$ > /tmp/pid; exec sleep 3000' & p=$!
+until vk-agent exec --service two -- test -s /tmp/pid; do sleep 0.1; done
+kill -TERM $p; wait $p; echo "= $?"
+until vk-agent exec --service one -- sh -c 'test -s /tmp/pid && kill $(cat /tmp/pid)'; do sleep 0.1; done
+`)
+		want := "one\n= 0\ntwo\n= 0\ninput\n= 0\nb build /tmp\n= 7\n= 127\n= 125\n= 137\n= 0\n= 143\n"
+		if res.Exit != 0 || string(res.Stdout) != want || !strings.Contains(string(res.Stderr), "err\n") || !strings.Contains(string(res.Stderr), `this job has no service "nosuch"; it has: one, two`) {
+			t.Errorf("build_script: %d\n%s\n%s", res.Exit, res.Stdout, res.Stderr)
+		}
+		if res, err := s.Cleanup(t.Context()); err != nil || res.Exit != 0 {
+			t.Errorf("cleanup: %+v %v", res, err)
+		}
+		nothingLeft(t, h)
+	}
+}
+
+// [executor] guest_service_exec = false refuses it, in words.
+func TestServiceExecRefused(t *testing.T) {
+	h := guests(t)
+	img := busybox(t, h)
+	conf := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(conf, []byte(strings.Replace(config, "[executor]", "[executor]\nguest_service_exec = false", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := *h
+	other.Conf = conf
+	t.Cleanup(func() { nothingLeft(t, h) })
+	s := jobWith(t, &other, img, nil, service(img, "idle", map[string]any{"command": []string{"sleep", "1000"}}))
+	prepared(t, s)
+	res := stage(t, s, execdrv.StageBuild, "vk-agent exec --service idle -- true\n")
+	if res.FileCode != "125" || !strings.Contains(string(res.Stderr), "guest_service_exec = false") {
+		t.Errorf("build_script: %d %q\n%s", res.Exit, res.FileCode, res.Stderr)
+	}
+}
+
+// Under another [net] mode such a job is refused before anything starts.
+func TestServicesNeedTheSwitch(t *testing.T) {
+	h := guests(t)
+	conf := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(conf, []byte(strings.Replace(config, "[net]", "[net]\nmode = \"none\"", 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := *h
+	other.Conf = conf
+	s := jobWith(t, &other, busybox(t, h), nil, service(busybox(t, h), "idle", nil))
+	res, _, _ := s.Config(t.Context())
+	if res.Exit != 2 || !strings.Contains(string(res.Stderr), "services: they need the per-job LAN") {
+		t.Errorf("config: %d\n%s", res.Exit, res.Stderr)
+	}
+}

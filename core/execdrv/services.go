@@ -84,7 +84,7 @@ func ReadServices(c *Call, r Response, l Limits, hostname string) (Services, err
 	}
 	var out Services
 	var bad []string
-	owner := map[string]string{} // name, lower case → image of the service that has it
+	owner := map[string]string{} // name, lower case → the first name of the service that has it
 	dirs := map[string]bool{strings.ToLower(hostname): true}
 	for _, d := range defs {
 		s, err := readService(c, r, d)
@@ -92,10 +92,12 @@ func ReadServices(c *Call, r Response, l Limits, hostname string) (Services, err
 			bad = append(bad, err...)
 			continue
 		}
+		byImage, own := DefaultNames(s.Image), s.Names[0]
 		s.Names = slices.DeleteFunc(s.Names, func(n string) bool {
 			first, taken := owner[strings.ToLower(n)]
-			if taken {
-				out.Warnings = append(out.Warnings, fmt.Sprintf("service %s is not called %s: that is %s", s.Image, n, first))
+			// Two services of one image, told apart by their aliases, are no news.
+			if taken && (n == own || !slices.Contains(byImage, n)) {
+				out.Warnings = append(out.Warnings, fmt.Sprintf("service %s is not called %s: that is service %s", s.Image, n, first))
 			}
 			return taken
 		})
@@ -104,7 +106,7 @@ func ReadServices(c *Call, r Response, l Limits, hostname string) (Services, err
 			continue
 		}
 		for _, n := range s.Names {
-			owner[strings.ToLower(n)] = s.Image
+			owner[strings.ToLower(n)] = s.Names[0]
 		}
 		s.Name = uniqueName(s.Names[0], dirs)
 		s.Hostname = hostLabel(s.Name)

@@ -92,7 +92,7 @@ func TestServiceNamesCollide(t *testing.T) {
 	if len(s.JobNames) != 0 {
 		t.Errorf("JobNames = %q, want none", s.JobNames)
 	}
-	want := []string{"service redis:7 is not called redis: that is redis:6", "service redis:5 is not called redis: that is redis:6",
+	want := []string{"service redis:5 is not called redis: that is service redis",
 		"service redis:5 is not started: it has no name of its own, give it an alias"}
 	if !slices.Equal(s.Warnings, want) {
 		t.Errorf("warnings = %q, want %q", s.Warnings, want)
