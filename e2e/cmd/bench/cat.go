@@ -51,25 +51,32 @@ int main(void) {
 }
 `
 
-// prepareCat compiles the bare guest of streamOut; the function it returns
-// runs it once and gives MB/s.
-func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64, error), error) {
+// bare is a guest of QEMU, a kernel and one program of a few lines.
+type bare struct {
+	name string
+	args []string // of QEMU, but for the devices
+	bin  string   // QEMU
+}
+
+// prepareBare compiles a program to be a bare guest's init, with the kernel and
+// the accelerator that vk would take.
+func (b *bench) prepareBare(ctx context.Context, name, source string, bytes int) (*bare, error) {
 	_, k, d, err := b.prepareFloor(ctx)
 	if err != nil {
 		return nil, err
 	}
-	dir := filepath.Join(b.dir, "cat")
+	dir := filepath.Join(b.dir, name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	bin := filepath.Join(dir, "init")
-	gcc := exec.CommandContext(ctx, "gcc", "-static", "-O1", "-w", "-s", "-DBYTES="+strconv.Itoa(streamMiB<<20)+"L", "-x", "c", "-o", bin, "-")
-	gcc.Stdin = strings.NewReader(catSource)
+	gcc := exec.CommandContext(ctx, "gcc", "-static", "-O1", "-w", "-s", "-DBYTES="+strconv.Itoa(bytes)+"L", "-x", "c", "-o", bin, "-")
+	gcc.Stdin = strings.NewReader(source)
 	if out, err := gcc.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("compiling the bare guest's init: %w: %s", err, out)
 	}
 	if !k.Tuned {
-		return nil, fmt.Errorf("the bare guest needs the tuned kernel (virtio-serial built in): run make kernel")
+		return nil, fmt.Errorf("the bare guest needs the tuned kernel (virtio built in): run make kernel")
 	}
 	init, err := os.ReadFile(bin)
 	if err != nil {
@@ -93,6 +100,26 @@ func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64,
 		accel, cpu = "tcg", "max"
 		words += " tsc=reliable tsc_early_khz=" + strconv.FormatUint(khz, 10)
 	}
+	return &bare{name: name, bin: "qemu-system-x86_64", args: []string{"-M", "microvm,acpi=on", "-accel", accel, "-cpu", cpu,
+		"-m", strconv.Itoa(memMiB) + "M", "-smp", strconv.Itoa(guestCPUs), "-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio",
+		"-global", "virtio-mmio.force-legacy=false",
+		"-kernel", kernel.Image, "-initrd", kernel.Initrd, "-append", words}}, nil
+}
+
+// command is the guest with devices added, and words to its kernel's.
+func (g *bare) command(ctx context.Context, words string, devices ...string) *exec.Cmd {
+	args := append([]string(nil), g.args...)
+	args[len(args)-1] += words
+	return exec.CommandContext(ctx, g.bin, append(args, devices...)...)
+}
+
+// prepareCat compiles the bare guest of streamOut; the function it returns
+// runs it once and gives MB/s.
+func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64, error), error) {
+	g, err := b.prepareBare(ctx, "cat", catSource, streamMiB<<20)
+	if err != nil {
+		return nil, err
+	}
 	return func(ctx context.Context) (float64, error) {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -100,10 +127,7 @@ func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64,
 		}
 		host, guest := os.NewFile(uintptr(fds[0]), "host"), os.NewFile(uintptr(fds[1]), "guest")
 		defer host.Close()
-		cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-M", "microvm,acpi=on", "-accel", accel, "-cpu", cpu,
-			"-m", strconv.Itoa(memMiB)+"M", "-smp", strconv.Itoa(guestCPUs), "-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio",
-			"-global", "virtio-mmio.force-legacy=false",
-			"-kernel", kernel.Image, "-initrd", kernel.Initrd, "-append", words,
+		cmd := g.command(ctx, "",
 			"-chardev", "socket,id=cat,fd=3", "-device", "virtio-serial-device,max_ports=2", "-device", "virtserialport,chardev=cat,name=cat")
 		cmd.ExtraFiles = []*os.File{guest}
 		var said strings.Builder

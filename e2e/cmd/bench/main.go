@@ -60,6 +60,7 @@ var areas = []area{
 	{"net-peers", beside((*bench).netPeers)},
 	{"net-dns", beside((*bench).netDNS)},
 	{"net-policy", beside((*bench).netPolicy)},
+	{"net-guest", beside((*bench).netGuest)},
 }
 
 func main() {

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"virtkit/core/guestwire"
 	"virtkit/e2e/netgen"
 	"virtkit/netsw"
 	"virtkit/netsw/frame"
@@ -205,33 +206,41 @@ type switchConfig struct {
 // switchWord makes this program the process of a switch; see runSwitch.
 const switchWord = "switch-process"
 
-// plugVK runs vk's switch in a process of its own, which is this program again.
-func (b *bench) plugVK(ctx context.Context, mtu int, c switchConfig) (*plugged, error) {
+// startSwitch runs vk's switch in a process of its own, which is this program
+// again; it gives the guest's end and what the guest's interface is to be.
+func (b *bench) startSwitch(ctx context.Context, c switchConfig) (p *plugged, fd int, set guestwire.Net, err error) {
 	near, far, err := pair()
 	if err != nil {
-		return nil, err
+		return nil, 0, set, err
 	}
 	defer unix.Close(near)
 	defer far.Close()
 	self, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return nil, 0, set, err
 	}
 	arg, err := json.Marshal(c)
 	if err != nil {
-		return nil, err
+		return nil, 0, set, err
 	}
 	cmd := exec.CommandContext(ctx, self, switchWord, string(arg))
 	cmd.ExtraFiles = []*os.File{far}
-	p, err := launch("vk", cmd)
-	if err != nil {
-		return nil, err
+	if p, err = launch("vk", cmd); err != nil {
+		return nil, 0, set, err
 	}
 	far.Close()
-	fd, set, err := receiveLink(near)
-	if err != nil {
+	if fd, set, err = receiveLink(near); err != nil {
 		p.stop()
-		return nil, fmt.Errorf("vk's switch: %w: %s", err, p.said)
+		return nil, 0, set, fmt.Errorf("vk's switch: %w: %s", err, p.said)
+	}
+	return p, fd, set, nil
+}
+
+// plugVK is a generator on vk's switch.
+func (b *bench) plugVK(ctx context.Context, mtu int, c switchConfig) (*plugged, error) {
+	p, fd, set, err := b.startSwitch(ctx, c)
+	if err != nil {
+		return nil, err
 	}
 	mac, err := parseMAC(set.MAC)
 	if err != nil {
