@@ -92,7 +92,7 @@ func newPull(a *app) *cli.Command {
 			"waiting. Prints the digest.",
 		Flags: []cli.Flag{
 			cliutil.String(&platform, "platform", "OS/ARCH", "platform of the image").Default("this host's"),
-			cliutil.Choice(&policy, "policy", "when to ask the registry", "always", "missing", "never"),
+			cliutil.Choice(&policy, "policy", "when to ask the registry", "always", "missing", "if-not-present", "never"),
 		},
 		Action: a.withStore(func(ctx context.Context, c *cli.Command, store *image.Store, auth image.Auth) error {
 			ref, err := store.Parse(c.Args().First())

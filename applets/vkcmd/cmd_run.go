@@ -87,7 +87,7 @@ func newRun(a *app) *cli.Command {
 
 func runFlags(o *runOptions) []cli.Flag {
 	return []cli.Flag{
-		cliutil.Int(&o.cpus, "cpus", "N", "processors", 1, 1024),
+		cliutil.Int(&o.cpus, "cpus", "N", "processors", 1, 255),
 		cliutil.Size(&o.mem, "mem", "memory", 64<<20),
 		cliutil.Size(&o.disk, "disk", "capacity of the writable layer", 16<<20).Default("[vmm] disk"),
 		cliutil.Strings(&o.shares, "share", "SRC:DST[:ro]", "share a directory of this host with the guest"),
@@ -114,7 +114,7 @@ func runFlags(o *runOptions) []cli.Flag {
 		cliutil.Bool(&o.egress.restrict, "egress-restrict", "let the guest reach nothing but what --allow-name and --allow-ip list"),
 		cliutil.String(&o.kernel, "kernel", "NAME", "guest kernel, by name or path").Default("[vmm] kernel"),
 		cliutil.Choice(&o.accel, "accel", "processor virtualization", "auto", "kvm", "tcg").Default("[vmm] accel"),
-		cliutil.Choice(&o.pull, "pull", "when to ask the registry", "always", "missing", "never"),
+		cliutil.Choice(&o.pull, "pull", "when to ask the registry", "always", "missing", "if-not-present", "never"),
 		cliutil.String(&o.platform, "platform", "OS/ARCH", "platform of the image").Default("this host's"),
 		cliutil.Bool(&o.nested, "nested", "let the guest run guests of its own"),
 	}

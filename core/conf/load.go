@@ -28,8 +28,8 @@ func Find(getenv func(string) string, home string) (string, error) {
 func find(getenv func(string) string, home, system string) (file string, warnings []string, err error) {
 	if f := getenv("VIRTKIT_CONFIG"); f != "" {
 		if _, err := os.Stat(f); err != nil {
-			return "", nil, fault.New(fault.Usage, "reading the configuration that $VIRTKIT_CONFIG names").Because(err).
-				Hint("correct VIRTKIT_CONFIG, or unset it to use ~/.config/virtkit/config.toml or %s", system)
+			return "", nil, fault.New(fault.Usage, "reading the configuration that --config or $VIRTKIT_CONFIG names").Because(err).
+				Hint("correct the name, or leave it out to use ~/.config/virtkit/config.toml or %s", system)
 		}
 		return f, nil, nil
 	}
@@ -101,7 +101,7 @@ func read(file string) (*Config, error) {
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
-		return nil, fault.Newf(fault.Usage, "reading the configuration").Because(err)
+		return nil, fault.New(fault.Usage, "reading the configuration").Because(err).Hint("a TOML file is expected; correct --config or VIRTKIT_CONFIG if one of them names it")
 	}
 	return Parse(file, data)
 }
@@ -152,7 +152,7 @@ func resolveStateDir(c *Config, getenv func(string) string, home, system string)
 		why := "set by " + c.Origin("state_dir").String()
 		if err := writableDir(c.StateDir); err != nil {
 			return "", "", fault.Newf(fault.System, "using the state directory (%s)", why).Because(err).
-				Hint("make it writable to this user, or name another one in VIRTKIT_STATE_DIR")
+				Hint("make it writable to this user, or name another one with --state-dir or in VIRTKIT_STATE_DIR")
 		}
 		return c.StateDir, why, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -110,7 +111,14 @@ func (s *Store) Push(ctx context.Context, bundle string, to Ref, o ResolveOption
 	}
 	img, err := s.openBundle(Ref{Kind: KindLocal, Name: bundle, Text: "local/" + bundle})
 	if errors.Is(err, os.ErrNotExist) {
-		return "", fault.Newf(fault.NotFound, "no bundle local/%s", bundle).Hint("vk images lists those there are")
+		e := fault.Newf(fault.NotFound, "no bundle local/%s", bundle)
+		if "local/"+bundle == DefaultRef {
+			return "", e.Hint("%s is made on each host anew and is no bundle; vk image import SRC NAME makes one that can be pushed", DefaultRef)
+		}
+		if names := s.bundleNames(); len(names) > 0 {
+			return "", e.Hint("there are: local/%s", strings.Join(names, ", local/"))
+		}
+		return "", e.Hint("vk image import SRC %s makes it from a tar, a directory or an OCI layout", bundle)
 	}
 	if err != nil {
 		return "", err

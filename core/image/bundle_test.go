@@ -113,6 +113,8 @@ func TestImportErrors(t *testing.T) {
 	}{
 		{"missing", filepath.Join(t.TempDir(), "no.tar"), fault.NotFound, "no.tar"},
 		{"no tar", file(t, "x", bytes.Repeat([]byte("x"), 5000)), fault.Usage, "not a tar"},
+		{"empty file", file(t, "empty.tar", nil), fault.Usage, "not one file"},
+		{"empty directory", t.TempDir(), fault.Usage, "not one file"},
 		{"wrong diff id", file(t, "d.tar", bad), fault.System, "unpacks to"},
 		{"device", "/dev/null", fault.Usage, "neither a file nor a directory"},
 	} {

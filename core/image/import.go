@@ -63,6 +63,12 @@ func (s *Store) importTo(ctx context.Context, src, bundle string, o ImportOption
 	if err != nil {
 		return Info{}, err
 	}
+	if !slices.ContainsFunc(got.layers, func(l layerSource) bool {
+		return slices.ContainsFunc(l.idx.Entries, func(e entry) bool { return e.Name != "" })
+	}) {
+		// What a failed `… > rootfs.tar` leaves is an empty file.
+		return Info{}, fault.New(fault.Usage, "there is not one file in it").Hint("a root filesystem is expected: was it made whole?")
+	}
 	if o.Config != nil {
 		got.config = *o.Config
 	}

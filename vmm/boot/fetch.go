@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
@@ -140,6 +141,9 @@ func pickPackage(names []byte) string {
 func download(ctx context.Context, dir, pkg string) error {
 	// Not sandboxed: the download user of apt may not write into our directory.
 	_, err := run(ctx, dir, "apt-get", "-q", "-o", "APT::Sandbox::User=", "-o", "Dpkg::Use-Pty=0", "download", pkg)
+	if errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
 	if err != nil {
 		return fault.Newf(fault.Unavailable, "fetching %s by apt-get", pkg).Because(err).
 			Hint("check the host's network, run apt-get update as root, or run make kernel")
@@ -243,9 +247,22 @@ func run(ctx context.Context, dir, name string, args ...string) ([]byte, error) 
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
-		return nil, fmt.Errorf("%s %s: %w%s", name, args[0], err, lastWords(errb.String()))
+		err = fmt.Errorf("%s %s: %w%s", name, args[0], err, lastWords(errb.String()))
+		if full(errb.String()) {
+			return nil, fault.Newf(fault.System, "no room for the guest's kernel on the filesystem of %s", filepath.Dir(dir)).
+				Because(fmt.Errorf("%w: %w", syscall.ENOSPC, err)).
+				Hint("it takes about 200 MB while it is unpacked; free some, or name another place with --state-dir or VIRTKIT_STATE_DIR")
+		}
+		return nil, err
 	}
 	return out.Bytes(), nil
+}
+
+// full tells whether a Debian tool ended for want of space: dpkg-deb and tar
+// say it in the C library's words, apt-get in its own before it downloads.
+func full(stderr string) bool {
+	return strings.Contains(stderr, syscall.ENOSPC.Error()) || strings.Contains(stderr, "No space left on device") ||
+		strings.Contains(stderr, "enough free space")
 }
 
 func lastWords(s string) string {

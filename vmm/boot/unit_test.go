@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -183,6 +184,31 @@ func TestAptWithoutLists(t *testing.T) {
 	_, err = boot.NewestPackage(t.Context())
 	if !errors.Is(err, exec.ErrNotFound) || !strings.Contains(fault.HintOf(err), "make kernel") {
 		t.Errorf("error %v, hint %q", err, fault.HintOf(err))
+	}
+}
+
+// A full disk is told as one, not as a fault of the network, whichever of the
+// two tools meets it.
+func TestFetchOnFullDisk(t *testing.T) {
+	const pkg = "linux-image-6.12.9+deb12-cloud-amd64"
+	for _, c := range []struct{ name, apt, dpkg string }{
+		{"download", "echo \"E: You don't have enough free space in /var/cache/apt/archives/.\" >&2; exit 100", "exit 0"},
+		{"unpacking", ": > " + pkg + "_1_amd64.deb", "echo 'tar: ./boot/vmlinuz: Cannot write: No space left on device' >&2; exit 2"},
+	} {
+		bin, state := t.TempDir(), t.TempDir()
+		for name, body := range map[string]string{"apt-cache": "echo " + pkg, "apt-get": c.apt, "dpkg-deb": c.dpkg} {
+			if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		t.Setenv("PATH", bin)
+		_, err := boot.Fetch(t.Context(), state, nil)
+		if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(fault.HintOf(err), "VIRTKIT_STATE_DIR") {
+			t.Errorf("%s: %v, hint %q", c.name, err, fault.HintOf(err))
+		}
+		if left, _ := filepath.Glob(filepath.Join(boot.KernelsDir(state), ".fetch-*")); len(left) > 0 {
+			t.Errorf("%s: %v left behind", c.name, left)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 type guest struct {
 	name    string
 	kernel  string // path, for people
+	memMiB  int
 	log     *slog.Logger
 	sink    io.Writer
 	daemons []*virtiofs.Daemon
@@ -53,7 +54,7 @@ type guest struct {
 var _ machine.Machine = (*guest)(nil)
 
 func newGuest(s machine.Spec, log *slog.Logger) *guest {
-	g := &guest{name: s.Name, kernel: s.Kernel.Image, log: log, sink: s.Console,
+	g := &guest{name: s.Name, kernel: s.Kernel.Image, memMiB: s.MemMiB, log: log, sink: s.Console,
 		exited: make(chan struct{}), consoled: make(chan struct{}), done: make(chan struct{})}
 	if g.sink == nil {
 		g.sink = io.Discard
@@ -274,7 +275,10 @@ func (g *guest) awaitVMM(ctx context.Context) error {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		e := fault.New(fault.System, "QEMU did not start").Because(errors.New(g.exit.Detail))
-		if strings.Contains(g.exit.Detail, "kernel") {
+		switch {
+		case strings.Contains(g.exit.Detail, "cannot set up guest memory"):
+			e = e.Hint("this host does not have %d MiB of memory for a guest: give it less", g.memMiB)
+		case strings.Contains(g.exit.Detail, "kernel"):
 			e = e.Hint("the guest's kernel is %s: is it whole, and one for this machine? `vk kernel list` shows what there is", g.kernel)
 		}
 		return e
