@@ -77,7 +77,8 @@ func removeEntries(d *os.File, path string) error {
 				errs = append(errs, e)
 			}
 		}
-		if err == io.EOF || len(errs) > 16 {
+		// A directory that somebody else has removed meanwhile cannot be listed.
+		if err == io.EOF || errors.Is(err, unix.ENOENT) || len(errs) > 16 {
 			return errors.Join(errs...)
 		}
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -83,5 +84,29 @@ func TestRemoveTreeStopsAtMounts(t *testing.T) {
 				t.Errorf("a file on the mount is gone: %v", err)
 			}
 		})
+	}
+}
+
+// Many who remove the same tree at once all find it gone.
+func TestRemoveTreeTogether(t *testing.T) {
+	for range 50 {
+		dir := filepath.Join(t.TempDir(), "tree")
+		for i := range 20 {
+			if err := os.MkdirAll(filepath.Join(dir, strconv.Itoa(i), "below"), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		errs := make(chan error, 4)
+		for range cap(errs) {
+			go func() { errs <- fsx.RemoveTree(dir) }()
+		}
+		for range cap(errs) {
+			if err := <-errs; err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := os.Lstat(dir); !os.IsNotExist(err) {
+			t.Fatalf("the tree is still there: %v", err)
+		}
 	}
 }
