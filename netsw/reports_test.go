@@ -250,9 +250,9 @@ func TestReportS31NamesOnOneAddress(t *testing.T) {
 
 // S32: trailing dot and letter case.
 func TestReportS32CaseAndDots(t *testing.T) {
-	var asked []string
+	asked := make(chan string, 8)
 	up := answering(t, func(n string) ([]netip.Addr, uint32) {
-		asked = append(asked, n)
+		asked <- n
 		return []netip.Addr{netip.MustParseAddr("198.51.100.7")}, 60
 	})
 	name, err := policy.ParseName("Example.COM")
@@ -272,10 +272,13 @@ func TestReportS32CaseAndDots(t *testing.T) {
 	if r := exchange(t, sw, g, "udp", ask("example.com.corp.test.", dns.TypeA)); r.Rcode != dns.RcodeNameError {
 		t.Errorf("with the search list's suffix: %s, want NXDOMAIN", dns.RcodeToString[r.Rcode])
 	}
-	for i, n := range asked {
-		if n+"." != names[i] {
-			t.Errorf("upstream was asked about %q, want %q: 0x20 lives of the case", n, names[i])
+	for _, want := range names {
+		if n := <-asked; n+"." != want {
+			t.Errorf("upstream was asked about %q, want %q: 0x20 lives of the case", n, want)
 		}
+	}
+	if len(asked) != 0 {
+		t.Errorf("upstream was asked about %q too", <-asked)
 	}
 	if l := eng.Recorder().Snapshot().ContactedNames(); !slices.Equal(l, []string{"example.com", "www.example.com"}) {
 		t.Errorf("the record has %q", l)
