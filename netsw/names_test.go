@@ -2,10 +2,20 @@ package netsw_test
 
 import (
 	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
 	"testing"
+	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/policy"
 	"virtkit/netsw"
+	"virtkit/netsw/frame"
 	"virtkit/netsw/netswtest"
 )
 
@@ -87,5 +97,110 @@ func TestServicesTakeTheNamesThatTheJobYields(t *testing.T) {
 	ptr(job, "build")
 	if err := db.AddNames("ghost"); err == nil {
 		t.Error("a removed port took a name")
+	}
+}
+
+// Who has a removed guest's address is reached by nothing that was that guest's.
+func TestAddressesChangeHands(t *testing.T) {
+	udp := echoUDP(t)
+	j := &judge{}
+	sw := open(t, netsw.Config{HostLoopback: true, Policy: j})
+	old, g := join(t, sw, "old")
+	tcpPort, _, err := sw.Publish("", 0, old, 80, policy.TCP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	me := g.Addr.String() + ":4000"
+	ask := func(g *netswtest.Guest, name string) {
+		t.Helper()
+		if g.WaitFrame(udpFrame(gwMAC, g.MAC(), me, at(sw, udp), []byte(name)), limit, func(e frame.Eth) bool { return bytes.HasSuffix(e.Payload, []byte(name)) }) == nil {
+			t.Fatalf("%s got no answer", name)
+		}
+	}
+	ask(g, "old")
+	old.Remove()
+	fresh, g2 := join(t, sw, "fresh")
+	if fresh.Addr() != old.Addr() || fresh.MAC() != old.MAC() {
+		t.Fatalf("the new guest has %s, want the old one's %s", fresh.Addr(), old.Addr())
+	}
+	ln, err := g2.Listen(80)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		if _, err := ln.Accept(); err == nil {
+			t.Error("a connection for the old guest came to the new one")
+		}
+	}()
+	ask(g2, "fresh") // from the same port to the same place
+	var who []string
+	j.mu.Lock()
+	for _, f := range j.flows {
+		who = append(who, f.Port)
+	}
+	j.mu.Unlock()
+	if !slices.Equal(who, []string{"old", "fresh"}) {
+		t.Errorf("flows were decided for %q, want one for each guest", who)
+	}
+	if s := fresh.Stats(); s.Sent != 5 || s.Sessions != 1 {
+		t.Errorf("the new guest's Stats() = %+v", s)
+	}
+	c, err := net.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(tcpPort)))
+	if err == nil {
+		_ = c.SetDeadline(time.Now().Add(limit))
+		if _, err = c.Read(make([]byte, 1)); err == nil {
+			t.Error("the old guest's published port answers")
+		}
+		c.Close()
+	}
+}
+
+// Services come and go while others talk, look names up and connect.
+func TestPortsComeAndGo(t *testing.T) {
+	port := serve(t, func(c *net.TCPConn) { _, _ = c.Write([]byte("x")) })
+	sw := open(t, netsw.Config{HostLoopback: true})
+	_, g := join(t, sw, "job")
+	var wg sync.WaitGroup
+	for k := range 2 {
+		wg.Go(func() {
+			for i := range 40 {
+				name := fmt.Sprintf("svc%d-%d", k, i)
+				p, err := sw.AddPort(netsw.PortConfig{Name: name, Hostname: name, Yields: []string{"shared"}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				s := netswtest.New(t, p.File(), p.Net())
+				p.CloseFile()
+				if err := p.AddNames(name + ".alias"); err != nil {
+					t.Error(err)
+				}
+				if got := resolve(t, sw, g, name+".alias"); got != name {
+					t.Errorf("%s.alias is %q", name, got)
+				}
+				ctx, cancel := context.WithTimeout(context.Background(), limit)
+				c, err := s.Dial(ctx, at(sw, port))
+				cancel()
+				if err != nil {
+					t.Error(err)
+				} else {
+					if _, err := io.ReadFull(c, make([]byte, 1)); err != nil {
+						t.Error(err)
+					}
+					c.Close()
+				}
+				p.Remove()
+				s.Close()
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(sw.Ports()); n != 1 {
+		t.Errorf("%d ports are left", n)
+	}
+	eventually(t, "no flow is left", func() bool { return sw.Stats().OpenFlows == 0 && sw.UsedSockets() == 0 })
+	if s := sw.Stats(); s.Flows != 80 || s.Received != 80 {
+		t.Errorf("Stats() = %+v, want 80 flows of removed guests counted", s)
 	}
 }

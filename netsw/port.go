@@ -37,6 +37,7 @@ type Port struct {
 	file     *os.File // the guest's end of the link, until it is taken
 	flows    map[flow]struct{}
 	sessions map[*session]struct{}
+	dead     bool // removed: nothing begins any more
 
 	// Under the switch's lock; readers have the table's copies.
 	names, yields []string // canonical
@@ -102,7 +103,14 @@ func (p *Port) Replug() (*os.File, error) {
 }
 
 // Remove takes the port off the switch. Its address may be given to another.
+//
+// What went through it ends first: whoever has its address next must not find
+// itself in a flow that was decided for another.
 func (p *Port) Remove() {
+	p.mu.Lock()
+	p.dead = true
+	p.mu.Unlock()
+	p.unplug()
 	s := p.sw
 	s.mu.Lock()
 	if !p.removed {
@@ -111,7 +119,7 @@ func (p *Port) Remove() {
 		s.gone = append(s.gone, &p.c) // its flows still end, and count
 	}
 	s.mu.Unlock()
-	p.unplug()
+	p.unplug() // a Replug may have come between
 }
 
 // plug makes a link. Both ends block: a VMM expects it of its own. The switch's lock is held, and it
@@ -164,7 +172,7 @@ func (p *Port) unplug() {
 func (p *Port) track(f flow) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.flows) >= p.sw.cfg.MaxFlows {
+	if p.dead || len(p.flows) >= p.sw.cfg.MaxFlows {
 		return false
 	}
 	p.flows[f] = struct{}{}

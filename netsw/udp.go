@@ -129,6 +129,9 @@ func (s *session) abort() {
 // admitSession counts s in. Over the cap, the one idle for longest makes room.
 func (p *Port) admitSession(s *session) {
 	p.mu.Lock()
+	if p.dead {
+		defer s.abort()
+	}
 	var oldest *session
 	if len(p.sessions) >= p.sw.cfg.MaxSessions {
 		for o := range p.sessions {
