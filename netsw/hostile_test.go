@@ -526,3 +526,29 @@ func TestHostile100000Names(t *testing.T) {
 		t.Errorf("open: the first %v, the last %v, the 16,000th from the end %v; want the latest 16,384", open(1), open(names-1), open(names-16000))
 	}
 }
+
+// One port of the guest's to two places is two connections, each decided for
+// itself.
+func TestHostileOnePortManyPlaces(t *testing.T) {
+	good := serve(t, func(c *net.TCPConn) { _, _ = c.Read(make([]byte, 1)) })
+	bad := serve(t, func(*net.TCPConn) { t.Error("a refused connection came out") })
+	j := &judge{decide: func(f policy.Flow) policy.Verdict {
+		return policy.Verdict{Allow: int(f.Dst.Port()) == good, Reason: "x"}
+	}}
+	sw := open(t, netsw.Config{HostLoopback: true, Policy: j})
+	_, g := join(t, sw, "a")
+	g.Deafen()
+	answer := func(port int, flags byte) bool {
+		to := netip.MustParseAddrPort(at(sw, port))
+		return g.WaitFrame(tcpFrame(g, 5000, to, 1, 0, flagSYN), limit, func(e frame.Eth) bool {
+			ip, ok := frame.ParseIPv4(e.Payload)
+			return ok && ip.Proto == frame.ProtoTCP && int(binary.BigEndian.Uint16(ip.Payload)) == port && ip.Payload[13]&flags == flags
+		}) != nil
+	}
+	if !answer(good, flagSYN|flagACK) {
+		t.Fatal("no answer to an allowed connection")
+	}
+	if !answer(bad, flagRST) {
+		t.Error("the same port to another place was not refused")
+	}
+}
