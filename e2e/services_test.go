@@ -248,21 +248,23 @@ func TestServiceExec(t *testing.T) {
 	h := guests(t)
 	img := busybox(t, h)
 	idle := map[string]any{"command": []string{"sleep", "1000"}}
-	for round := range 2 {
+	// Each place on a job's network has templates of its own, and only one is made
+	// at a time: of three guests that boot at once at least one leaves its.
+	const rounds = 4
+	for round, restored := 0, 0; round < rounds && restored < 3; round++ {
 		s := jobWith(t, h, img, map[string]string{"MICROVM_USER": "build", "MICROVM_MEM": "256M"}, service(img, "one", idle), service(img, "two", idle))
 		prep := prepared(t, s)
-		if round == 1 { // the first left templates
-			for _, n := range []string{"one", "two"} {
-				dir := supervise.ServiceDir(filepath.Join(h.State, "jobs", h.JobDirs()[0]), n)
-				if st, err := supervise.ReadState(dir); err != nil || !st.Restored {
-					log, _ := os.ReadFile(filepath.Join(dir, supervise.LogFile))
-					t.Errorf("service %s was booted (%v)\n%s", n, err, log)
-				}
+		jobdir := filepath.Join(h.State, "jobs", h.JobDirs()[0])
+		restored = 0
+		for _, dir := range []string{jobdir, supervise.ServiceDir(jobdir, "one"), supervise.ServiceDir(jobdir, "two")} {
+			if st, err := supervise.ReadState(dir); err != nil {
+				t.Error(err)
+			} else if st.Restored {
+				restored++
 			}
-			if !strings.Contains(string(prep.Stdout), "restored from a booted template") {
-				t.Errorf("the job was booted:\n%s", prep.Stdout)
-			}
-			t.Logf("%s", prep.Stdout)
+		}
+		if t.Logf("%d of 3 restored\n%s", restored, prep.Stdout); round == rounds-1 && restored < 3 {
+			t.Errorf("%d of 3 guests were restored at last", restored)
 		}
 		res := stage(t, s, execdrv.StageBuild, `x() { vk-agent exec --service "$@"; echo "= $?"; }
 x one -- hostname
