@@ -194,6 +194,42 @@ func TestThreads(t *testing.T) {
 	}
 }
 
+// TestChildrensDisk: what a process reads and writes is its own, not also what
+// its children did.
+func TestChildrensDisk(t *testing.T) {
+	r := recorder(t)
+	sampleOf(t, r)
+	dir := t.TempDir()
+	c := exec.Command("sh", "-c", "dd if=/dev/zero of="+dir+"/x bs=1M count=4 conv=fsync 2>/dev/null; echo done; read x")
+	in, _ := c.StdinPipe()
+	out, _ := c.StdoutPipe()
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, make([]byte, 5)); err != nil {
+		t.Fatal(err)
+	}
+	s := sampleOf(t, r)
+	parent := find(s, c.Process.Pid, false)
+	child := int64(0)
+	for i := range s.Procs {
+		if p := &s.Procs[i]; p.PPID == c.Process.Pid && p.Ended() {
+			child += p.WSect
+		}
+	}
+	if child < 4<<11 {
+		t.Skipf("needs a file system on a disk for temporary files: %d sectors were written", child)
+	}
+	if parent == nil || parent.WSect >= 4<<11 {
+		t.Errorf("the parent has written %+v, its child %d sectors", parent, child)
+	}
+	in.Close()
+	c.Wait()
+	if p := find(sampleOf(t, r), c.Process.Pid, true); p == nil || p.WSect >= 4<<11 {
+		t.Errorf("at its end: %+v", p)
+	}
+}
+
 // TestAsAtop compares with atop itself, of processes that do nothing: what both
 // say of a process must be the same.
 func TestAsAtop(t *testing.T) {

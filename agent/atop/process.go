@@ -30,11 +30,13 @@ type process struct {
 
 // thread is one of several of a process.
 type thread struct {
-	round int
-	ran   [3]int64
-	state byte
-	wchan string
-	delay int64
+	round   int
+	ran     [3]int64
+	state   byte
+	wchan   string
+	delay   int64
+	io      io
+	counted bool // the kernel counts io
 }
 
 // kthread is PF_KTHREAD of the flags in /proc/PID/stat.
@@ -224,7 +226,6 @@ func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh b
 		}
 	}
 	r.status(dir, p)
-	r.io(dir, p, o)
 	if p.Threads > 1 {
 		r.threads(s, dir, p, o)
 		return
@@ -234,6 +235,9 @@ func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh b
 		r.channels(s, p, o, nil)
 	}
 	count(p, p.State)
+	if v, ok := r.taskIO(dir + "task/" + strconv.Itoa(p.PID) + "/io"); ok {
+		r.setIO(p, o, v)
+	}
 	p.RunDelay = since(ran[1], o.delay)
 	o.delay = ran[1]
 	if p.State != 'R' {
@@ -281,23 +285,38 @@ func (r *Recorder) status(dir string, p *format.Proc) {
 	})
 }
 
-func (r *Recorder) io(dir string, p *format.Proc, o *process) {
-	b := r.read(dir + "io")
+// io is the disk I/O of one thread, in bytes. What /proc tells of the whole
+// process holds that of its children too once it has waited for them: a shell
+// would have read all that its programs did, again.
+type io struct{ read, wrote, undid int64 }
+
+func (r *Recorder) taskIO(path string) (v io, ok bool) {
+	b := r.read(path)
 	if b == nil {
-		return
+		return v, false
 	}
-	p.IO = true
-	read, wrote, undid := int64(0), int64(0), int64(0)
-	pairs(b, func(name string, v []byte) {
+	pairs(b, func(name string, rest []byte) {
 		switch name {
 		case "read_bytes":
-			read = num(v) / 512
+			v.read = num(rest)
 		case "write_bytes":
-			wrote = num(v) / 512
+			v.wrote = num(rest)
 		case "cancelled_write_bytes":
-			undid = num(v) / 512
+			v.undid = num(rest)
 		}
 	})
+	return v, true
+}
+
+// setIO makes the counters of what all threads of a process did, those that
+// have ended included.
+func (r *Recorder) setIO(p *format.Proc, o *process, all io) {
+	if r.exits != nil {
+		d := r.exits.dead(p.PID)
+		all.read, all.wrote, all.undid = all.read+d.read, all.wrote+d.wrote, all.undid+d.undid
+	}
+	p.IO = true
+	read, wrote, undid := all.read/512, all.wrote/512, all.undid/512
 	p.RSect, p.WSect, p.CancelWSect = since(read, o.rsect), since(wrote, o.wsect), since(undid, o.csect)
 	p.Reads, p.Writes = p.RSect, p.WSect
 	o.rsect, o.wsect, o.csect = read, wrote, undid

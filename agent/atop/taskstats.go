@@ -302,6 +302,16 @@ func (x *exits) take() ([]*ended, int64) {
 	return done, lost
 }
 
+// dead is the disk I/O of a living process's threads that have ended.
+func (x *exits) dead(pid int) io {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if e := x.dying[pid]; e != nil {
+		return io{e.read, e.write, e.undid}
+	}
+	return io{}
+}
+
 // forget drops what is kept of threads whose process is not alive: the word of
 // its last task was lost.
 func (x *exits) forget(alive func(pid int) bool) {

@@ -37,6 +37,8 @@ func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *proc
 		o.threads = map[int]*thread{}
 	}
 	delay := int64(0)
+	var all io
+	counted := false
 	waits := map[string]int{}
 	for _, tid := range r.tasks(p.PID) {
 		base := dir + "task/" + strconv.Itoa(tid)
@@ -57,6 +59,11 @@ func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *proc
 			if t.state = b[i+2]; t.state != 'R' {
 				t.wchan = channel(r.read(base + "/wchan"))
 			}
+			t.io, t.counted = r.taskIO(base + "/io")
+		}
+		if t.counted {
+			counted = true
+			all.read, all.wrote, all.undid = all.read+t.io.read, all.wrote+t.io.wrote, all.undid+t.io.undid
 		}
 		delay += since(ran[1], t.delay)
 		t.delay = ran[1]
@@ -72,6 +79,9 @@ func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *proc
 		if t.round != r.round {
 			delete(o.threads, tid)
 		}
+	}
+	if counted {
+		r.setIO(p, o, all)
 	}
 	p.RunDelay = delay
 	o.delay += delay

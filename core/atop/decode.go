@@ -4,8 +4,9 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
+	"strconv"
+	"strings"
 )
 
 // Limits of what a reader takes from a file that a guest may have written.
@@ -333,13 +334,19 @@ func (r *Reader) text(b []byte) string {
 
 // Describe words what could not be read; "" when all could.
 func (s ReadStats) Describe() string {
-	switch {
-	case s.Skipped > 0 && s.Torn > 0:
-		return fmt.Sprintf("%d lines cannot be read and were skipped, %d samples are incomplete", s.Skipped, s.Torn)
-	case s.Skipped > 0:
-		return fmt.Sprintf("%d lines cannot be read and were skipped", s.Skipped)
-	case s.Torn > 0:
-		return fmt.Sprintf("%d samples are incomplete and were skipped", s.Torn)
+	var parts []string
+	if s.Skipped > 0 {
+		parts = append(parts, number(s.Skipped, "line", "lines")+" could not be read")
 	}
-	return ""
+	if s.Torn > 0 {
+		parts = append(parts, number(s.Torn, "sample", "samples")+" left incomplete")
+	}
+	return strings.Join(parts, ", ")
+}
+
+func number(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return strconv.FormatInt(n, 10) + " " + many
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +102,9 @@ var otherCalls = map[int]string{
 	unix.SYS_MMAP: "mmap", unix.SYS_MUNMAP: "munmap", unix.SYS_IO_GETEVENTS: "io_getevents", unix.SYS_WAIT4: "wait4",
 }
 
+// oldCalls are what only amd64 has.
+var oldCalls = map[int]string{7: "poll", 23: "select", 232: "epoll_wait"}
+
 // callOf words /proc/PID/syscall: "futex", "ioctl(12 → /dev/kvm)", "running".
 func callOf(proc, line string) string {
 	f := strings.Fields(line)
@@ -110,6 +114,9 @@ func callOf(proc, line string) string {
 	nr, err := strconv.Atoi(f[0])
 	if err != nil || len(f) < 2 || nr < 0 { // "running", or blocked outside of a call
 		return f[0]
+	}
+	if name, ok := oldCalls[nr]; ok && runtime.GOARCH == "amd64" {
+		return name
 	}
 	if name, ok := otherCalls[nr]; ok {
 		return name

@@ -86,16 +86,16 @@ type jsonSwap struct {
 }
 
 type jsonPaging struct {
-	Scans         int64  `json:"scans"`
-	AllocStalls   int64  `json:"alloc_stalls"`
-	SwapIn        int64  `json:"swapped_in"`
-	SwapOut       int64  `json:"swapped_out"`
-	OOMKills      *int64 `json:"oom_kills"`
-	CompactStalls int64  `json:"compact_stalls"`
-	Migrated      int64  `json:"migrated"`
-	NUMAMigrated  int64  `json:"numa_migrated"`
-	In            int64  `json:"pages_in"`
-	Out           int64  `json:"pages_out"`
+	Scans         int64 `json:"scans"`
+	AllocStalls   int64 `json:"alloc_stalls"`
+	SwapIn        int64 `json:"swapped_in"`
+	SwapOut       int64 `json:"swapped_out"`
+	OOMKills      int64 `json:"oom_kills"`
+	CompactStalls int64 `json:"compact_stalls"`
+	Migrated      int64 `json:"migrated"`
+	NUMAMigrated  int64 `json:"numa_migrated"`
+	In            int64 `json:"pages_in"`
+	Out           int64 `json:"pages_out"`
 }
 
 type jsonPressure struct {
@@ -252,8 +252,10 @@ func (x *Exporter) convert(s *atop.Sample) jsonSample {
 	if w := &s.SWP; has(atop.HasSWP) {
 		j.Swap = &jsonSwap{w.Total, w.Free, w.Cached, w.Committed, w.Limit, w.ZStored, w.ZPool}
 	}
-	if p := &s.PAG; has(atop.HasPAG) {
-		j.Paging = &jsonPaging{p.Scans, p.AllocStalls, p.In, p.Out, known(p.OOMKills, p.OOMKills >= 0), p.CompactStalls, p.Migrated, p.NUMA, p.Ins, p.Outs}
+	// A kernel that counts no OOM kills counts no events of memory at all
+	// (CONFIG_VM_EVENT_COUNTERS).
+	if p := &s.PAG; has(atop.HasPAG) && p.OOMKills >= 0 {
+		j.Paging = &jsonPaging{p.Scans, p.AllocStalls, p.In, p.Out, p.OOMKills, p.CompactStalls, p.Migrated, p.NUMA, p.Ins, p.Outs}
 	}
 	if p := &s.PSI; has(atop.HasPSI) && p.Present {
 		j.Pressure = &jsonPressure{stallOf(p.CPUSome), stallOf(p.MemSome), stallOf(p.MemFull), stallOf(p.IOSome), stallOf(p.IOFull)}
