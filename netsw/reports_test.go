@@ -22,17 +22,29 @@ import (
 // Public reports of other projects, as inputs to this one. Each test's name has
 // the number of its report in the collection.
 
+// listenBoth listens on one port for UDP and TCP.
+func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	for tries := 0; ; tries++ {
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln, err := net.Listen("tcp", pc.LocalAddr().String())
+		if err == nil {
+			return pc, ln
+		}
+		pc.Close() // free for UDP is not free for TCP
+		if tries == 50 {
+			t.Fatal(err)
+		}
+	}
+}
+
 // dnsServer is a resolver of the host that answers by handle, over UDP and TCP.
 func dnsServer(t *testing.T, handle func(q *dns.Msg, tcp bool) *dns.Msg) []netip.AddrPort {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, ln := listenBoth(t)
 	for _, s := range []*dns.Server{{PacketConn: pc}, {Listener: ln}} {
 		tcp, up := s.Listener != nil, make(chan struct{})
 		s.NotifyStartedFunc = func() { close(up) }

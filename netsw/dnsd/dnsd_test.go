@@ -22,17 +22,29 @@ import (
 
 const limit = 10 * time.Second
 
+// listenBoth listens on one port for UDP and TCP.
+func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	for tries := 0; ; tries++ {
+		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ln, err := net.Listen("tcp", pc.LocalAddr().String())
+		if err == nil {
+			return pc, ln
+		}
+		pc.Close() // free for UDP is not free for TCP
+		if tries == 50 {
+			t.Fatal(err)
+		}
+	}
+}
+
 // upstream is a resolver that answers by handle, over UDP and TCP.
 func upstream(t *testing.T, handle func(w dns.ResponseWriter, q *dns.Msg, tcp bool)) netip.AddrPort {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, ln := listenBoth(t)
 	for _, s := range []*dns.Server{{PacketConn: pc}, {Listener: ln}} {
 		tcp := s.Listener != nil
 		up := make(chan struct{})
@@ -106,14 +118,7 @@ func (c client) Answered(a dnsd.Answer) {
 // server runs a server under test on the host's loopback.
 func server(t *testing.T, j *job, ups ...netip.AddrPort) string {
 	t.Helper()
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ln, err := net.Listen("tcp", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	pc, ln := listenBoth(t)
 	s := dnsd.New(dnsd.Config{Upstreams: ups, Job: j, Log: logx.ForTest(t), Timeout: 300 * time.Millisecond})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
