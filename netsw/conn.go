@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"sync"
 	"syscall"
@@ -45,8 +44,7 @@ type conn struct {
 	id connID
 
 	cancel context.CancelFunc // of the dial
-	sock   *net.TCPConn       // set once, before state is shaking
-	raw    syscall.RawConn
+	sock   *hostConn          // set once, before state is shaking
 
 	mu    sync.Mutex
 	moved sync.Cond // what run waits for may have come
@@ -238,7 +236,7 @@ func (c *conn) run(ctx context.Context) {
 	if !c.dial(ctx, dst) {
 		return
 	}
-	defer c.sock.Close()
+	defer c.sock.f.Close()
 	defer c.end(false)
 	limit := share(p.sw.openFlows.Add(1))
 	defer p.sw.openFlows.Add(-1)
@@ -257,30 +255,22 @@ func (c *conn) run(ctx context.Context) {
 
 // dial connects to the outside; false when it did not, which the guest was told.
 func (c *conn) dial(ctx context.Context, dst netip.AddrPort) bool {
-	var d net.Dialer
-	s, err := d.DialContext(ctx, "tcp4", c.p.sw.guard.target(dst).String())
+	sock, err := dialTCP(ctx, c.p.sw.guard.target(dst))
 	if err != nil {
 		c.unreached(dst, err)
 		return false
 	}
-	sock := s.(*net.TCPConn)
-	if c.p.sw.guard.local(dst, sock) {
+	if c.p.sw.guard.guards(dst) && sock.own() {
 		c.p.deny(policy.TCP, dst, ownAddress)
-		sock.Close()
+		sock.f.Close()
 		c.refuse()
-		return false
-	}
-	raw, err := sock.SyscallConn()
-	if err != nil {
-		sock.Close()
-		c.unreached(dst, err)
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.sock, c.raw = sock, raw
+	c.sock = sock
 	if c.state == ended { // aborted meanwhile
-		reset(sock)
+		sock.reset()
 		return false
 	}
 	c.state = shaking
@@ -374,7 +364,7 @@ func (c *conn) endLocked(withReset bool) {
 	c.sent, c.pending, c.held = nil, nil, 0
 	c.deafLocked()
 	if c.sock != nil && withReset {
-		reset(c.sock)
+		c.sock.reset()
 	}
 	c.moved.Broadcast()
 }

@@ -240,7 +240,7 @@ func (c *conn) writeLocked(g *gather) {
 			g.try = g.call
 		}
 		for g.from < len(g.vec) {
-			if err := c.raw.Write(g.try); err != nil {
+			if err := c.sock.raw.Write(g.try); err != nil {
 				c.failLocked()
 				return
 			}
@@ -297,7 +297,7 @@ func (c *conn) outward() {
 		c.mu.Unlock()
 
 		c.p.kick()
-		n, err := c.sock.Write(b)
+		n, err := c.sock.f.Write(b)
 		c.p.c.sent.Add(uint64(n))
 
 		c.mu.Lock()
@@ -320,7 +320,11 @@ func (c *conn) outward() {
 // passEnd passes on the end that the guest said.
 func (c *conn) passEnd() {
 	c.finDone = true
-	if err := c.sock.CloseWrite(); err != nil && !errors.Is(err, syscall.ENOTCONN) {
+	if c.finAcked { // the socket is closed now, which says it
+		c.finish()
+		return
+	}
+	if err := c.sock.endWrite(); err != nil && !errors.Is(err, syscall.ENOTCONN) {
 		c.failLocked()
 		return
 	}

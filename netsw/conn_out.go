@@ -346,7 +346,7 @@ func (c *conn) inward() {
 			return
 		}
 		if !fresh {
-			if err := c.raw.Read(r.try); err != nil {
+			if err := c.sock.raw.Read(r.try); err != nil {
 				r.errn = syscall.EBADF
 			}
 		}
@@ -388,7 +388,7 @@ func (c *conn) resume() {
 		c.mu.Unlock()
 		r.n, r.errn = 0, syscall.EAGAIN
 		if l := c.p.link.Load(); l != nil && l.q.bytes.Load() < queueLow && moved < resumeMost {
-			if err := c.raw.Read(r.once); err != nil {
+			if err := c.sock.raw.Read(r.once); err != nil {
 				r.errn = syscall.EBADF
 			}
 		}

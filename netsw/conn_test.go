@@ -339,3 +339,89 @@ func TestConnHoldsNoMoreThanItSaid(t *testing.T) {
 		t.Error("the outside saw no end")
 	}
 }
+
+// fullListener listens on the host's loopback with a queue that is full: the
+// kernel leaves those who connect without an answer. accept makes room.
+func fullListener(t *testing.T) (port int, accept func()) {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	sa, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	port = sa.(*syscall.SockaddrInet4).Port
+	c, err := net.DialTCP("tcp4", nil, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: port})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return port, func() {
+		n, _, err := syscall.Accept(fd)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		syscall.Close(n)
+	}
+}
+
+// A connection outside that takes its time stands in the end, and then that of
+// the guest does.
+func TestConnWaitsForTheOutside(t *testing.T) {
+	port, accept := fullListener(t)
+	sw := open(t, netsw.Config{HostLoopback: true})
+	p, g := join(t, sw, "a")
+	done := make(chan error, 1)
+	go func() {
+		c, err := g.Dial(within(t), at(sw, port))
+		if err == nil {
+			c.Close()
+		}
+		done <- err
+	}()
+	eventually(t, "the question outside", func() bool { return p.Stats().FramesIn > 1 })
+	select {
+	case err := <-done:
+		t.Fatalf("Dial() = %v before the outside answered", err)
+	default:
+	}
+	accept()
+	if err := <-done; err != nil {
+		t.Errorf("Dial() = %v once the outside answers", err)
+	}
+}
+
+// One that never stands ends with the time it has, or with the switch (open
+// looks for what is left).
+func TestConnGivesUpOutside(t *testing.T) {
+	port, _ := fullListener(t)
+	other := serve(t, func(c *net.TCPConn) { _, _ = c.Write([]byte("!")) })
+	sw := open(t, netsw.Config{HostLoopback: true, DialTimeout: 20 * time.Millisecond, MaxFlows: 1})
+	_, g := join(t, sw, "a")
+	g.Deafen()
+	if err := g.Send(tcpFrame(g, 4001, netip.MustParseAddrPort(at(sw, port)), 1, 0, flagSYN)); err != nil {
+		t.Fatal(err)
+	}
+	// The port has room for one: that another comes through says that it has ended.
+	eventually(t, "the flow has ended", func() bool {
+		f := g.WaitFrame(tcpFrame(g, 4002, netip.MustParseAddrPort(at(sw, other)), 1, 0, flagSYN), limit, func(e frame.Eth) bool {
+			ip, ok := frame.ParseIPv4(e.Payload)
+			return ok && ip.Proto == frame.ProtoTCP && binary.BigEndian.Uint16(ip.Payload) == uint16(other)
+		})
+		e, _ := frame.ParseEth(f)
+		ip, ok := frame.ParseIPv4(e.Payload)
+		return ok && ip.Payload[13] == flagSYN|flagACK
+	})
+	// And one that is under way when all ends.
+	_ = g.Send(tcpFrame(g, 4003, netip.MustParseAddrPort(at(sw, port)), 1, 0, flagSYN))
+}

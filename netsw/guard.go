@@ -98,10 +98,12 @@ const ownAddress = "an address of the host"
 // address was not known to be the host's: the kernel talks to an own address
 // from that address.
 func (g *hostGuard) local(dst netip.AddrPort, c net.Conn) bool {
-	if g.loopback || dst.Addr() == g.gateway {
-		return false
-	}
-	return ipOf(c.LocalAddr()) == ipOf(c.RemoteAddr())
+	return g.guards(dst) && ipOf(c.LocalAddr()) == ipOf(c.RemoteAddr())
+}
+
+// guards tells the destinations that must not be the host.
+func (g *hostGuard) guards(dst netip.AddrPort) bool {
+	return !g.loopback && dst.Addr() != g.gateway
 }
 
 func (g *hostGuard) own(a netip.Addr) (bool, error) {
