@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"virtkit/core/execdrv/runnerside"
+	"virtkit/core/fsx"
 )
 
 // Host is one virtkit.
@@ -210,6 +211,14 @@ func (h *Host) leftNow() []string {
 			if strings.Contains(line, filepath.Join(h.State, "jobs")+"/") {
 				out = append(out, f+": "+line)
 			}
+		}
+	}
+	claims, _ := filepath.Glob(filepath.Join(h.State, "admit", "*"))
+	for _, c := range claims {
+		if l, err := fsx.TryLock(c, true); errors.Is(err, fsx.ErrLocked) {
+			out = append(out, "claim "+c)
+		} else {
+			l.Close()
 		}
 	}
 	return out
