@@ -40,7 +40,7 @@ func admissionJob(t *testing.T, h *host.Host, vars map[string]string) *runnersid
 	for k, s := range vars {
 		v[k] = s
 	}
-	return plainJob(t, h.Driver(), v, map[string]any{"job_info": map[string]any{"name": "test:unit", "project_id": 42, "project_full_path": "acme"}})
+	return plainJob(t, h.Driver(), v, map[string]any{"job_info": map[string]any{"name": v["CI_JOB_NAME"], "project_id": 42, "project_full_path": "acme"}})
 }
 
 // claimed waits for a claim that is, or is not, waiting.
@@ -98,18 +98,19 @@ virtkit: ready after .*
 		t.Errorf("%d %q\n%s", res.Exit, res.Stdout, res.Stderr)
 	}
 	last := stage(t, second, execdrv.StageCleanFileVars, "true\n")
+	cost, _, _ := strings.Cut(string(last.Stderr), "\x1b[0Ksection_start:") // the account of what the guest did
 	matches(t, "the end of the trace", `
 virtkit: names this job has contacted under unrestricted egress: .*
 virtkit: guest OOM: the kernel killed tail \(pid \d+, \d+ MiB RSS\) at \+\d+s \(raise MICROVM_MEM\)
-virtkit: job resource usage: cpu (\d+m)?\d+s, peak memory \d+(\.\d GiB| MiB), overlay \d+ MiB of \d+(\.\d GiB| MiB), read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB)
-virtkit: most this job has used lately: memory \d+(\.\d GiB| MiB), overlay \d+ MiB of \d+(\.\d GiB| MiB), job dir \d+ MiB, read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB) over 1 run
+virtkit: job resource usage: cpu (\d+m)?\d+s, peak memory \d+(\.\d GiB| MiB), overlay 3\d MiB of \d+(\.\d GiB| MiB), read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB)
+virtkit: most this job has used lately: memory \d+(\.\d GiB| MiB), overlay 3\d MiB of \d+(\.\d GiB| MiB), job dir \d+ MiB, read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB) over 2 runs
 virtkit: 42-acme — what its jobs have been using lately:
   job  .*
   test:unit .*
 virtkit: 1 job; all at once they would reserve 512 MiB, against a budget of 800 MiB
-`, string(last.Stderr))
+`, cost)
 	out, err := h.Run(t.Context(), "gitlab", "usage", "acme")
-	if err != nil || out != string(last.Stderr)[strings.Index(string(last.Stderr), "virtkit: 42-acme"):] {
+	if err != nil || out != cost[strings.Index(cost, "virtkit: 42-acme"):] {
 		t.Errorf("vk gitlab usage acme: %v\n%s", err, out)
 	}
 
@@ -130,9 +131,9 @@ virtkit: 1 job; all at once they would reserve 512 MiB, against a budget of 800 
 			t.Fatal(err)
 		}
 	}
-	refused := func(want string) {
+	refused := func(vars map[string]string, want string) {
 		t.Helper()
-		s := admissionJob(t, h, nil)
+		s := admissionJob(t, h, vars)
 		res, err := s.Prepare(t.Context())
 		if err != nil || res.Exit != 2 || !strings.Contains(string(res.Stderr)+string(res.Stdout), want) {
 			t.Errorf("prepare: %d %v\n%s%s\nwant %s", res.Exit, err, res.Stdout, res.Stderr, want)
@@ -140,7 +141,7 @@ virtkit: 1 job; all at once they would reserve 512 MiB, against a budget of 800 
 		s.Cleanup(context.Background())
 	}
 	configure("wait_timeout_secs = 1\n")
-	refused("admission: gave up after 1s of waiting for 512 MiB of the host's 800 MiB memory budget (512 MiB reserved, 0 job(s) asked first)")
-	configure("disk_default = \"900000T\"\n")
-	refused("admission: [executor.schedule] disk_default is ")
+	refused(nil, "admission: gave up after 1s of waiting for 512 MiB of the host's 800 MiB memory budget (512 MiB reserved, 0 job(s) asked first)")
+	configure("wait_timeout_secs = 1\ndisk_default = \"900000T\"\n")
+	refused(map[string]string{"CI_JOB_NAME": "unknown"}, "admission: [executor.schedule] disk_default is ")
 }

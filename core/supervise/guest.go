@@ -372,7 +372,7 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		if err == nil {
 			silent = 0
 			p := <-pong
-			s.upper.see(p)
+			s.upper.see(p, filepath.Join(s.dir, UpperFile))
 			next = s.keepClock(ctx, g, &clock, t, p)
 			continue
 		}

@@ -3,8 +3,11 @@ package supervise
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
@@ -22,19 +25,33 @@ type Usage struct {
 	Killed  int            `json:"killed,omitempty"`
 }
 
-// highWater is the most that a guest's writable layer has held, as far as its
-// pulse has told.
+// highWater is the most that a guest's writable layer has held. The guest's
+// pulse tells what it holds at one moment; what came and went between two of
+// them has left its blocks in the layer's file, which nobody takes out again.
 type highWater struct {
-	mu  sync.Mutex
-	top usage.Overlay
+	mu   sync.Mutex
+	top  usage.Overlay
+	used int64 // of the first pulse
+	took int64 // blocks of the file at that time, bytes
 }
 
-func (h *highWater) see(p guestwire.Pong) {
+// see takes in a pulse; path is the layer's file.
+func (h *highWater) see(p guestwire.Pong, path string) {
+	if p.UpperSize <= 0 {
+		return
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		st.Blocks = 0 // a layer in the guest's memory
+	}
+	took := st.Blocks * 512
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if p.UpperSize > 0 && p.UpperUsed >= h.top.Used {
-		h.top = usage.Overlay{Used: p.UpperUsed, Size: p.UpperSize}
+	if h.top.Size == 0 {
+		h.used, h.took = p.UpperUsed, took
 	}
+	h.top.Size = p.UpperSize
+	h.top.Used = min(max(h.top.Used, p.UpperUsed, h.used+took-h.took), p.UpperSize)
 }
 
 func (h *highWater) get() *usage.Overlay {
@@ -58,7 +75,7 @@ func (s *supervisor) usage() (*Usage, error) {
 	defer cancel()
 	var u Usage
 	if p, err := asked(ctx, g.ch.client().Ping); err == nil {
-		s.upper.see(p)
+		s.upper.see(p, filepath.Join(s.dir, UpperFile))
 	}
 	v, err := asked(ctx, g.ch.client().Victims)
 	if err == nil && v.Err != "" {

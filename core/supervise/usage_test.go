@@ -45,6 +45,20 @@ func TestUsage(t *testing.T) {
 	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Overlay.Used != 8000 {
 		t.Errorf("%+v, %v", u.Overlay, err)
 	}
+	// Between two pulses it was written and removed.
+	f, err := os.OpenFile(filepath.Join(w.dir, supervise.UpperFile), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.UpperSize.Store(1 << 30)
+	if _, err := f.Write(make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	f.Sync()
+	f.Close()
+	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Overlay.Used < 1<<20 || u.Overlay.Used > 1<<20+64<<10 {
+		t.Errorf("%+v, %v", u.Overlay, err)
+	}
 	// A guest that does not answer has its figures of the host.
 	w.driver.Last().Hang()
 	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Memory == 0 || u.Killed != 0 {
