@@ -14,9 +14,10 @@ import (
 func TestGuestsFromTemplates(t *testing.T) {
 	h := guests(t)
 	img := busybox(t, h)
+	on := h
 	vk := func(args ...string) string {
 		t.Helper()
-		out, err := h.Run(t.Context(), args...)
+		out, err := on.Run(t.Context(), args...)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +36,7 @@ func TestGuestsFromTemplates(t *testing.T) {
 		t.Helper()
 		vk("run", "-d", "--mem", "230M", "--name", name, img, "sleep", "1000")
 		defer vk("stop", name)
-		out := vk("exec", name, "sh", "-c", "cat /proc/sys/kernel/random/boot_id; head -c 16 /dev/urandom | od -An -tx1; hostname; ip -4 -o addr show eth0")
+		out := vk("exec", name, "sh", "-c", "cat /proc/sys/kernel/random/boot_id; head -c 16 /dev/urandom | od -An -tx1; hostname; ip -4 -o addr show eth0; ping -c 1 -W 20 $(ip route | sed -n 's/^default via \\([0-9.]*\\).*/\\1/p') | grep '1 packets received'")
 		return strings.Split(strings.TrimSpace(out), "\n"), regexp.MustCompile(`\[guest restored from template [0-9a-f]+\]\n($|[^\[])`).MatchString(vk("logs", name))
 	}
 	before := states()
@@ -62,7 +63,19 @@ func TestGuestsFromTemplates(t *testing.T) {
 	}
 	note("first", first)
 	for _, name := range []string{"second", "third"} {
+		if name == "third" {
+			// At another place of another network: its card has another address.
+			other := *h
+			other.Conf = filepath.Join(t.TempDir(), "config.toml")
+			if err := os.WriteFile(other.Conf, []byte(strings.Replace(config, "[net]\n", "[net]\nsubnet = \"10.200.77.0/24\"\n", 1)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			on = &other
+		}
 		own, restored := guest(name)
+		if on = h; name == "third" && !strings.Contains(own[3], "10.200.77.") {
+			t.Errorf("its address: %q", own[3])
+		}
 		if !restored {
 			t.Errorf("%s was booted", name)
 		}

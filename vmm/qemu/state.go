@@ -42,6 +42,10 @@ func (d *Driver) StateKey(ctx context.Context, s machine.Spec) (key, why string,
 	}
 	p := plan{spec: s, accel: v.Accel, disks: make([]int, len(s.Disks))}
 	p.spec.Name = "x"
+	if n := s.NIC; n != nil {
+		// The agent gives its interface the address that Setup names.
+		p.spec.NIC = &machine.NIC{Tap: n.Tap, MAC: "02:00:00:00:00:01", MTU: n.MTU}
+	}
 	if p.tscKHz, err = d.ClockKHz(); err != nil {
 		return "", "", err
 	}

@@ -28,7 +28,7 @@ import (
 
 // Most is how many templates are kept; making one more removes the one that
 // was used longest ago.
-const Most = 8
+const Most = 16
 
 const (
 	suffix    = ".state"
