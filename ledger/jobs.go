@@ -1,5 +1,6 @@
-// Package ledger is what one host remembers: its job directories (Jobs), and
-// what jobs reached (Egress).
+// Package ledger is what one host remembers: its job directories (Jobs), who may
+// hold its memory and disk (Admissions), what jobs have been using (History), and
+// what they reached (Egress).
 //
 // <state_dir>/jobs holds one directory a guest, named by its id ("run-" and
 // 8 hex digits, or GitLab's job id, "-" and a slug), whose files

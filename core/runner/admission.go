@@ -2,8 +2,12 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/admit"
 	"virtkit/core/execdrv"
@@ -131,4 +135,29 @@ func (r *Runner) undoAdmit(j *job) error {
 		err = r.Gate.Release(j.id.ID)
 	}
 	return err
+}
+
+// fullDisk says, of a prepare that found no room, which filesystem is full and
+// how much of it is used. The error may be the words of another process.
+func (r *Runner) fullDisk(err error) error {
+	if err == nil || r.Gate == nil || !errors.Is(err, unix.ENOSPC) && !strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		return err
+	}
+	room, rerr := r.Gate.Room()
+	if rerr != nil {
+		return err
+	}
+	text := fmt.Sprintf("the filesystem of %s is %d%% used (%s free of %s", room.Path, percent(room.Size-room.Free, room.Size), usage.Size(room.Free), usage.Size(room.Size))
+	if room.Inodes > 0 {
+		text += fmt.Sprintf("; %d%% of its inodes", percent(room.Inodes-room.FreeInodes, room.Inodes))
+	}
+	return fault.New(fault.KindOf(err), text+")").Because(err).
+		Hint("`vk gc` removes what is no longer used; [executor.schedule] disk_default says what unknown jobs are expected to write")
+}
+
+func percent(n, of int64) int64 {
+	if of <= 0 {
+		return 0
+	}
+	return (100*n + of/2) / of
 }

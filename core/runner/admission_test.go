@@ -337,3 +337,15 @@ func TestUsageThatIsNotKnown(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestAPrepareThatFindsNoRoomNamesTheFilesystem(t *testing.T) {
+	w, g, _, _ := admitted(t)
+	g.room.Free, g.room.FreeInodes = gib/2, 1<<18
+	w.host.LaunchErr = fault.New(fault.System, "starting guest x: disk: write /jobs/x/upper.img: no space left on device")
+	c := w.call()
+	err := w.run.Prepare(context.Background(), c)
+	if runner.Status(c, err) != 2 || !strings.Contains(err.Error(), "the filesystem of /jobs is 100% used (512 MiB free of 100.0 GiB; 75% of its inodes)") ||
+		!strings.Contains(err.Error(), "upper.img") || fault.HintOf(err) == "" {
+		t.Errorf("%v", err)
+	}
+}

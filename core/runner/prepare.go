@@ -49,7 +49,7 @@ func (r *Runner) Prepare(ctx context.Context, c *execdrv.Call) error {
 		r.warn(e.Error())
 	}
 	if err != nil {
-		return err
+		return r.fullDisk(err)
 	}
 	r.say("ready after %s", seconds(r.now().Sub(start)))
 	return nil
