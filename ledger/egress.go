@@ -167,7 +167,7 @@ func (e *Egress) Find(ctx context.Context, job string) (supervise.EgressRecord, 
 	}
 	var prefixed []supervise.EgressRecord
 	for _, r := range kept {
-		if r.Name == job || strings.HasPrefix(r.ID, job+"-") {
+		if r.Name == job || r.Kind == "gitlab" && strings.HasPrefix(r.ID, job+"-") {
 			return r, nil
 		}
 		if job != "" && strings.HasPrefix(r.ID, job) {

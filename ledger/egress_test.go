@@ -47,6 +47,17 @@ func TestEgressRecordsAreKeptAndFound(t *testing.T) {
 			t.Errorf("Find(%q) = %s (%v), want %s", job, r.ID, err, want)
 		}
 	}
+	// "run" is the beginning of both guests' ids, not one job's number.
+	for _, id := range []string{"run-00000001", "run-00000002"} {
+		r := egressRecord(id, "")
+		r.Kind = "run"
+		if err := e.Keep(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := e.Find(t.Context(), "run"); fault.KindOf(err) != fault.Usage {
+		t.Errorf("Find(run) of two guests = %s, %v; want a usage error", r.ID, err)
+	}
 	if err := e.Keep(egressRecord("../../x", "")); err == nil {
 		t.Error("a record was kept outside")
 	}

@@ -125,7 +125,7 @@ func (c *Client) ask(ctx context.Context, r request, each func(answer)) (*net.Un
 		}
 		if a.Err != "" {
 			conn.Close()
-			return nil, fault.New(fault.Kind(a.Kind), a.Err)
+			return nil, a.fault()
 		}
 		each(a)
 		if a.Done {

@@ -246,7 +246,7 @@ func (l *launched) wait(ctx context.Context, o LaunchOptions) error {
 		}
 		switch {
 		case a.Err != "":
-			return errors.Join(fault.New(fault.Kind(a.Kind), a.Err), l.undo())
+			return errors.Join(a.fault(), l.undo())
 		case st.Phase == Ended && ran && o.uplink != nil && st.Exit != nil && st.Exit.Reason == ReasonExited:
 			return nil // a service that is over already: it was started, and its directory tells
 		case st.Phase == Ended:

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"virtkit/core/fault"
 	"virtkit/core/guestclient"
 	"virtkit/core/guestwire"
 	"virtkit/core/machine"
@@ -391,8 +392,8 @@ func TestPublish(t *testing.T) {
 	if err != nil || p.HostPort == 0 {
 		t.Fatalf("Publish = %+v, %v", p, err)
 	}
-	if _, err := w.client.Publish(ctxFor(t), p); err == nil || !strings.Contains(err.Error(), "taken") {
-		t.Errorf("Publish of a taken port = %v", err)
+	if _, err := w.client.Publish(ctxFor(t), p); err == nil || !strings.Contains(err.Error(), "taken") || fault.KindOf(err) != fault.Conflict || fault.HintOf(err) != "take another one" {
+		t.Errorf("Publish of a taken port = %v (%s), hint %q", err, fault.KindOf(err), fault.HintOf(err))
 	}
 	st, _ := w.client.State(ctxFor(t))
 	if len(st.Publish) != 2 || st.Publish[1] != p {

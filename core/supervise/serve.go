@@ -223,7 +223,7 @@ func (s *supervisor) client(conn *net.UnixConn) {
 
 func tell(conn net.Conn, a answer, err error) error {
 	if err != nil {
-		a.Err, a.Kind, a.Done = err.Error(), string(fault.KindOf(err)), true
+		a.Err, a.Kind, a.Hint, a.Done = err.Error(), string(fault.KindOf(err)), fault.HintOf(err), true
 	}
 	conn.SetWriteDeadline(time.Now().Add(5 * time.Second))
 	defer conn.SetWriteDeadline(time.Time{})

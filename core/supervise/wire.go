@@ -1,6 +1,10 @@
 package supervise
 
-import "time"
+import (
+	"time"
+
+	"virtkit/core/fault"
+)
 
 // The protocol of sup.sock
 //
@@ -60,4 +64,14 @@ type answer struct {
 	Done    bool     `json:"done,omitempty"`
 	Err     string   `json:"err,omitempty"`
 	Kind    string   `json:"kind,omitempty"` // fault.Kind of Err
+	Hint    string   `json:"hint,omitempty"` // of Err
+}
+
+// fault is the error that Err tells of.
+func (a answer) fault() error {
+	e := fault.New(fault.Kind(a.Kind), a.Err)
+	if a.Hint != "" {
+		e = e.Hint("%s", a.Hint)
+	}
+	return e
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"virtkit/core/fault"
 	"virtkit/core/guestwire"
 	"virtkit/core/policy"
 	"virtkit/core/supervise"
@@ -92,7 +93,7 @@ func (p *port) Publish(_ context.Context, pub supervise.Publish) (supervise.Publ
 	}
 	for _, o := range p.n.open {
 		if o.HostPort == pub.HostPort {
-			return pub, errors.New("the port is taken")
+			return pub, fault.New(fault.Conflict, "the port is taken").Hint("take another one")
 		}
 	}
 	p.n.open = append(p.n.open, pub)
