@@ -19,8 +19,12 @@ func splice(c *net.UnixConn, s *agentStream) {
 	up := make(chan struct{})
 	go func() {
 		defer close(up)
-		if err := copyFromSocket(s, c); err != nil {
+		switch gone, err := copyFromSocket(s, c); {
+		case gone:
+			s.SetReadDeadline(time.Unix(1, 0)) // wakes copyOut
 			return
+		case err != nil:
+			return // the guest takes no more; what it still says is delivered
 		}
 		s.CloseWrite()
 		go func() {
@@ -73,11 +77,13 @@ type (
 )
 
 // copyFromSocket copies c to w until EOF. It holds a buffer only while there
-// is something to read, because most connections idle in this direction.
-func copyFromSocket(w io.Writer, c *net.UnixConn) error {
+// is something to read, because most connections idle in this direction. gone
+// says that c itself failed: a client that closes its socket before it has read
+// all of it, or is killed so, is told of by ECONNRESET and not by EOF.
+func copyFromSocket(w io.Writer, c *net.UnixConn) (gone bool, err error) {
 	rc, err := c.SyscallConn()
 	if err != nil {
-		return err
+		return true, err
 	}
 	for {
 		var buf *[]byte
@@ -102,17 +108,17 @@ func copyFromSocket(w io.Writer, c *net.UnixConn) error {
 			if buf != nil {
 				copyBuffers.Put(buf)
 			}
-			return err
+			return true, err
 		}
 		if rerr == nil && n > 0 {
 			_, rerr = w.Write((*buf)[:n])
 			copyBuffers.Put(buf)
 			if rerr != nil {
-				return rerr
+				return false, rerr
 			}
 			continue
 		}
 		copyBuffers.Put(buf)
-		return rerr // nil at EOF
+		return rerr != nil, rerr // nil at EOF
 	}
 }

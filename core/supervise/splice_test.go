@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/yamux"
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/fsx"
 	"virtkit/core/guestwire"
@@ -128,4 +129,26 @@ func TestSpliceClientGoes(t *testing.T) {
 	if err != nil && n == 0 && os.IsTimeout(err) {
 		t.Errorf("the guest's write blocked: %v", err)
 	}
+}
+
+// The same of one that goes with something unread, as a program does that is
+// killed before it has heard that its command has started.
+func TestSpliceClientGoesUnread(t *testing.T) {
+	client, guest, done := joint(t)
+	if _, err := guest.Write([]byte("started")); err != nil {
+		t.Fatal(err)
+	}
+	rc, err := client.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc.Read(func(fd uintptr) bool { // until it has come, without taking it
+		n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
+		return err != unix.EAGAIN || n > 0
+	})
+	client.Close()
+	if _, err := io.ReadAll(guest); err != nil {
+		t.Errorf("the guest saw %v, want EOF", err)
+	}
+	ends(t, done)
 }
