@@ -317,5 +317,9 @@ func lost(err error, boots int, state func() supervise.State) error {
 	if len(st.Exit.Console) > 0 {
 		text += "; its console ended with\n  " + strings.Join(st.Exit.Console, "\n  ")
 	}
-	return fault.New(fault.System, text)
+	e := fault.New(fault.System, text)
+	if st.Exit.Hint != "" {
+		e = e.Hint("%s", st.Exit.Hint)
+	}
+	return e
 }

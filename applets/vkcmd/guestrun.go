@@ -11,6 +11,7 @@ import (
 
 	"virtkit/applets/internal/cliutil"
 	"virtkit/applets/internal/wire"
+	"virtkit/core/fault"
 	"virtkit/core/guestclient"
 	"virtkit/core/image"
 	"virtkit/core/supervise"
@@ -192,7 +193,7 @@ func (hg *hostGuests) start(ctx context.Context, s supervise.Spec) (guest, error
 			hg.a.say("%s", stepsText(st))
 		}
 	}
-	return &liveGuest{client: client, spec: r.Spec, kept: hg.h.Egress}, nil
+	return &liveGuest{client: client, spec: r.Spec, kept: hg.h.Egress, jobs: hg.h.Jobs}, nil
 }
 
 // stepsText says where a start's time went.
@@ -217,6 +218,7 @@ type liveGuest struct {
 	client *supervise.Client
 	spec   supervise.Spec
 	kept   *ledger.Egress
+	jobs   *ledger.Jobs
 }
 
 func (g *liveGuest) id() string { return g.spec.ID }
@@ -242,7 +244,24 @@ func endOf(ctx context.Context, c *supervise.Client, boots int) supervise.State 
 		}
 	})
 	if err != nil && st.Exit == nil {
+		if errors.Is(err, supervise.ErrSupervisorGone) {
+			return killedState(c.Dir(), last)
+		}
 		return last
+	}
+	return st
+}
+
+// killedState is the state of a guest whose supervisor does not answer any
+// more. One that ends by itself writes why before it goes, or takes its
+// directory along; one that is killed does neither.
+func killedState(dir string, last supervise.State) supervise.State {
+	st, err := supervise.ReadState(dir)
+	if err != nil {
+		return last
+	}
+	if st.Exit == nil && !supervise.Locked(dir) {
+		st.Exit = &supervise.Exit{Reason: "its supervisor was killed", Hint: "the host's kernel log tells whether memory ran out"}
 	}
 	return st
 }
@@ -258,7 +277,11 @@ func (g *liveGuest) end(ctx context.Context, inOrder bool) (err error) {
 	} else {
 		_, err = g.client.Kill(ctx)
 	}
-	if errors.Is(err, supervise.ErrSupervisorGone) {
+	if err != nil && !errors.Is(err, supervise.ErrSupervisorGone) || g.spec.Keep {
+		return err
+	}
+	// One that was killed has left its directory. Who else holds that sweeps it.
+	if err = g.jobs.Remove(ctx, g.spec.ID); fault.KindOf(err) == fault.Conflict {
 		return nil
 	}
 	return err

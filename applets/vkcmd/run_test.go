@@ -3,6 +3,7 @@ package vkcmd
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -282,5 +283,32 @@ func TestTermOfTheCaller(t *testing.T) {
 	}
 	if !errors.Is(lost(guestclient.ErrGuestGone, 1, func() supervise.State { return supervise.State{} }), guestclient.ErrGuestGone) {
 		t.Error("an unexplained loss must stay what it is")
+	}
+}
+
+// A supervisor that was killed has written no reason, and its directory is
+// there without a holder; one that ended by itself has written one.
+func TestKilledSupervisorIsTold(t *testing.T) {
+	dir := t.TempDir()
+	put := func(st supervise.State) {
+		b, err := json.Marshal(st)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, supervise.StateFile), b, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := killedState(dir, supervise.State{Boots: 3}); st.Exit != nil || st.Boots != 3 {
+		t.Errorf("no state was written: %+v, want what was known", st)
+	}
+	put(supervise.State{Phase: supervise.Running})
+	err := lost(guestclient.ErrGuestGone, 1, func() supervise.State { return killedState(dir, supervise.State{}) })
+	if !strings.Contains(err.Error(), "supervisor was killed") || fault.HintOf(err) == "" {
+		t.Errorf("%v, hint %q", err, fault.HintOf(err))
+	}
+	put(supervise.State{Phase: supervise.Ended, Exit: &supervise.Exit{Reason: "panic"}})
+	if st := killedState(dir, supervise.State{}); st.Exit == nil || st.Exit.Reason != "panic" {
+		t.Errorf("%+v, want the reason it wrote", st.Exit)
 	}
 }
