@@ -41,6 +41,9 @@ cpus = 1
 mem = "512M"
 max_cpus = 2
 max_mem = "1G"
+
+[executor.schedule]
+disk_default = "256M"
 `
 
 var world struct {
