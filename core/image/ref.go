@@ -113,7 +113,11 @@ func remoteRef(text string, kind Kind, s, repo string, src Sources) (Ref, error)
 	}
 	r, err := name.ParseReference(full, name.WithDefaultTag("latest"))
 	if err != nil {
-		return Ref{}, badRef(text, strings.TrimPrefix(err.Error(), "could not parse reference: "))
+		why := strings.TrimPrefix(err.Error(), "could not parse reference: ")
+		if _, d, ok := strings.Cut(full, "@"); ok && !digestForm.MatchString(d) {
+			why = "a digest is sha256: and 64 of 0-9 and a-f"
+		}
+		return Ref{}, badRef(text, why)
 	}
 	out := Ref{Kind: kind, Remote: r.Name()}
 	if kind == KindVirtkit {

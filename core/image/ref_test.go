@@ -61,8 +61,8 @@ func TestParseRefErrors(t *testing.T) {
 		"https://reg.example/x":         "it is a URL",
 		"a b":                           "space or control",
 		"UPPER":                         "",
-		"x@sha256:12":                   "",
-		"reg.example/x:b@d:tag":         "",
+		"x@sha256:12":                   "a digest is sha256: and 64",
+		"reg.example/x:b@d:tag":         "a digest is sha256: and 64",
 		"x:":                            "",
 	} {
 		_, err := image.ParseRef(in, image.Sources{})

@@ -74,6 +74,16 @@ func (r *recorder) begin(to Recordings, name string) (err error) {
 	return unix.Flock(int(r.f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 }
 
+// release lets go of the log in a process that lives on.
+func (r *recorder) release() {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.f.Close()
+}
+
 // record takes a sample now and after each interval, until ctx ends.
 func (s *supervisor) record(ctx context.Context, g *guest) {
 	if s.recorder == nil {

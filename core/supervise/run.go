@@ -179,8 +179,9 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 	var s *supervisor
 	defer func() {
 		in.lock.Close()
-		if s != nil && in.launcher.conn == nil {
-			s.clients.release() // else the process's end does it
+		if s != nil && in.launcher.conn == nil { // else the process's end does it
+			s.clients.release()
+			s.recorder.release()
 		}
 	}()
 	spec, err := ReadSpec(dir)
