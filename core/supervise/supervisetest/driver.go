@@ -96,7 +96,7 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 		return nil, context.Cause(ctx)
 	}
 	host, guest := net.Pipe()
-	g := &Guest{Spec: s, d: d, host: host, conn: guest, done: make(chan struct{}), dead: make(chan struct{}), agent: newAgent(d)}
+	g := &Guest{Spec: s, d: d, host: host, conn: guest, done: make(chan struct{}), dead: make(chan struct{}), reaped: make(chan struct{}), agent: newAgent(d)}
 	if d.Process {
 		pid, err := g.spawn()
 		if err != nil {
@@ -159,15 +159,16 @@ type Guest struct {
 	Spec     machine.Spec
 	Restored bool // it began from a state
 
-	d     *Driver
-	host  net.Conn
-	conn  net.Conn
-	pid   int
-	agent *agent
-	once  sync.Once
-	exit  machine.Exit
-	dead  chan struct{} // closed when it begins to end
-	done  chan struct{} // closed when all is delivered
+	d      *Driver
+	host   net.Conn
+	conn   net.Conn
+	pid    int
+	agent  *agent
+	once   sync.Once
+	exit   machine.Exit
+	dead   chan struct{} // closed when it begins to end
+	reaped chan struct{} // closed when the process of Driver.Process is
+	done   chan struct{} // closed when all is delivered
 }
 
 // spawn starts the process that stands for the VMM.
@@ -188,6 +189,7 @@ func (g *Guest) spawn() (int, error) {
 		}
 		ch <- started{pid: cmd.Process.Pid}
 		cmd.Wait()
+		close(g.reaped)
 		g.End(machine.Crashed, "the VMM's process ended")
 	}()
 	s := <-ch
@@ -227,6 +229,7 @@ func (g *Guest) End(r machine.Reason, detail string) {
 		}
 		if g.pid != 0 {
 			syscall.Kill(g.pid, syscall.SIGKILL)
+			<-g.reaped // a real VMM is gone too when its guest is
 		}
 		if g.Spec.NIC != nil && g.Spec.NIC.File != nil {
 			g.Spec.NIC.File.Close()
