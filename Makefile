@@ -11,7 +11,7 @@ GO       ?= go
 FUZZTIME ?= 10s
 VERSION  ?= 0.1.0-dev
 AGENT    := vmm/boot/assets/vk-agent
-LINKS    := vk-hub vk-gitlab vk-agent
+LINKS    := vk-hub vk-gitlab vk-agent vk-runnerctl
 
 # One value for host and guest, made of the sources and the toolchain alone, so
 # that the same tree always gives the same two programs.

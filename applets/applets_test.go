@@ -27,7 +27,7 @@ func program() {
 
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
-		"vk": program, "vk-hub": program, "vk-gitlab": program, "vk-agent": program, "renamed": program,
+		"vk": program, "vk-hub": program, "vk-gitlab": program, "vk-agent": program, "vk-runnerctl": program, "renamed": program,
 	})
 }
 

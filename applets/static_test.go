@@ -60,7 +60,7 @@ func TestBuiltVKRunsInAnEmptyRoot(t *testing.T) {
 
 func TestBuiltLinks(t *testing.T) {
 	dir := filepath.Dir(builtVK(t))
-	for _, name := range []string{"vk-hub", "vk-gitlab", "vk-agent"} {
+	for _, name := range []string{"vk-hub", "vk-gitlab", "vk-agent", "vk-runnerctl"} {
 		if to, err := os.Readlink(filepath.Join(dir, name)); err != nil || to != "vk" {
 			t.Errorf("%s leads to %q, %v; want vk", name, to, err)
 		}

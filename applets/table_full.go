@@ -6,6 +6,7 @@ import (
 	"virtkit/applets/agentcmd"
 	"virtkit/applets/gitlabcmd"
 	"virtkit/applets/hubcmd"
+	"virtkit/applets/runnerctlcmd"
 	"virtkit/applets/vkcmd"
 )
 
@@ -27,5 +28,7 @@ func table() map[string]applet {
 		"vk-hub":    hubcmd.Main,
 		"vk-gitlab": gitlabcmd.Main,
 		"vk-agent":  agentcmd.Main,
+
+		"vk-runnerctl": runnerctlcmd.Main,
 	}
 }

@@ -187,7 +187,7 @@ var table = []row{
 		doc: "A job also waits for room on the filesystem of its directory."},
 	{name: "executor.schedule.disk_default", kind: kSize, at: func(c *Config) any { return &c.Executor.Schedule.DiskDefault }, example: `"8G"`, min: 1 << 20, acted: true,
 		doc: "What a job without a history is expected to write. Not set: 8G, or the size of the filesystem when that is smaller."},
-	{name: "executor.schedule.max_concurrency", kind: kInt, at: func(c *Config) any { return &c.Executor.Schedule.MaxConcurrency }, example: "8", min: 1, max: 10000,
+	{name: "executor.schedule.max_concurrency", kind: kInt, at: func(c *Config) any { return &c.Executor.Schedule.MaxConcurrency }, example: "8", min: 1, max: 10000, acted: true,
 		doc: "The most jobs at once that this host asks for. Not set: no ceiling."},
 
 	{name: "executor.share", kind: kTable, at: func(c *Config) any { return &c.Executor.Share }, example: `"/opt/sdk" = "/srv/sdk"`,
@@ -231,7 +231,7 @@ var table = []row{
 
 	{name: "node.runner", kind: kEnum, at: func(c *Config) any { return &c.Node.Runner }, example: `"none"`, words: []string{"managed", "external", "none"},
 		doc: "`managed`: the node runs gitlab-runner itself. `external`: something else does. `none`: this host takes jobs placed by a hub alone. Not set: found out."},
-	{name: "node.runner_config", kind: kPath, at: func(c *Config) any { return &c.Node.RunnerConfig }, example: `"/home/ci/.gitlab-runner/config.toml"`,
+	{name: "node.runner_config", kind: kPath, at: func(c *Config) any { return &c.Node.RunnerConfig }, example: `"/home/ci/.gitlab-runner/config.toml"`, acted: true,
 		doc: "The runner's configuration, whose `concurrent` the node sets. Not set: `~/.gitlab-runner/config.toml` for a managed runner."},
 	{name: "node.gitlab_runner", kind: kProgram, at: func(c *Config) any { return &c.Node.GitlabRunner }, example: `"gitlab-runner"`,
 		doc: "The gitlab-runner program, by name or absolute path."},
