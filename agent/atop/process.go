@@ -179,6 +179,12 @@ func (r *Recorder) process(s *format.Sample, pid int) {
 	}
 	user, sys, minflt, majflt, blk := num(f[11]), num(f[12]), num(f[7]), num(f[9]), num(f[39])
 	p.User, p.Sys = since(user, o.user), since(sys, o.sys)
+	// The clock that runtimes are told by jumps when a guest is restored from a
+	// template, for whoever ran then: nothing used more than all processors did.
+	if all, used := s.CPU.Used(), p.User+p.Sys; used > all && all > 0 {
+		p.User = p.User * all / used
+		p.Sys = all - p.User
+	}
 	p.MinFlt, p.MajFlt, p.BlkDelay = since(minflt, o.minflt), since(majflt, o.majflt), since(blk, o.blk)
 	p.VGrow, p.RGrow = p.VSize-o.last.VSize, p.RSize-o.last.RSize
 	o.user, o.sys, o.minflt, o.majflt, o.blk = user, sys, minflt, majflt, blk

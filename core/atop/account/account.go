@@ -28,7 +28,8 @@ const (
 type Account struct {
 	samples, boots      int64
 	first, last         int64 // epochs
-	interval            int64 // of the second sample, seconds
+	interval            int64 // that most samples have, seconds
+	intervals           map[int64]int64
 	host                string
 	cpus                int64
 	mem                 int64 // bytes
@@ -96,7 +97,7 @@ type stackSet struct {
 // New returns an account of nothing.
 func New() *Account {
 	return &Account{
-		perCPU: map[int64]float64{}, disks: map[string]int64{}, nets: map[string]*traffic{},
+		intervals: map[int64]int64{}, perCPU: map[int64]float64{}, disks: map[string]int64{}, nets: map[string]*traffic{},
 		rows: map[atop.ProcKey]*row{}, names: map[string]*row{}, stalls: atop.NewStalls(),
 		stall: map[atop.ProcKey]*stall{}, stacks: map[int]*stackSet{},
 	}
@@ -110,8 +111,11 @@ func (a *Account) Add(s *atop.Sample) {
 	if a.samples == 0 {
 		a.first, a.host = s.Epoch, s.Host
 	}
-	if a.interval == 0 && !s.Reset {
-		a.interval = s.Interval
+	if n := a.intervals[s.Interval]; !s.Reset && (n > 0 || len(a.intervals) < maxNames) {
+		a.intervals[s.Interval] = n + 1
+		if most := a.intervals[a.interval]; n+1 > most {
+			a.interval = s.Interval
+		}
 	}
 	a.samples++
 	if s.Reset {
