@@ -63,7 +63,8 @@ type conn struct {
 	finAcked    bool
 	starved     bool // inward waits until resume says more than "no room"
 	pull        *scatter
-	dups        int // acknowledgements that say the same again
+	stuck       item // what resume found no room for on the link
+	dups        int  // acknowledgements that say the same again
 	recover     uint32
 	recovering  bool // until recover is acknowledged
 	timer       *time.Timer
@@ -71,6 +72,7 @@ type conn struct {
 	timedUna    uint32 // una when the timer was set
 	tries       int    // of the timer, without progress
 	headerReady [natHead + stampSize]byte
+	owed        uint8 // flags of what the link had no room for; see pay
 
 	// From the guest.
 	rcv      uint32 // next expected

@@ -87,7 +87,7 @@ func (c *conn) input(s *segment, g *gather) {
 		g.flush()
 	}
 	c.mu.Lock()
-	if c.state == open && s.flags&^flagPsh == flagAck && len(s.data) > 0 && s.seq == c.rcv+g.n &&
+	if c.state == open && !c.finRcvd && s.flags&^flagPsh == flagAck && len(s.data) > 0 && s.seq == c.rcv+g.n &&
 		int32(c.edge-s.seq) >= int32(len(s.data)) {
 		c.stamp(s)
 		c.acked(s)
@@ -306,7 +306,10 @@ func (c *conn) outward() {
 		case err != nil:
 			c.failLocked()
 		default:
-			c.pending = c.pending[1:]
+			c.pending[0] = nil
+			if c.pending = c.pending[1:]; len(c.pending) == 0 {
+				c.pending = nil
+			}
 			c.held -= uint32(len(b))
 			// Told when there is room for some more, or the guest would wait for ever.
 			if free := c.limit - c.held; free-(c.edge-c.rcv) >= min(2*tcpRoom, c.limit/2) {

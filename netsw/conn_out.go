@@ -90,20 +90,53 @@ func (c *conn) window(first bool) uint16 {
 	return uint16((c.edge - c.rcv) >> shift)
 }
 
-// answer sends a segment without payload.
+// answer sends a segment without payload. Without room for it on the link it is
+// owed, since nothing repeats an acknowledgement or a reset: one says then what
+// many would have. An end (flagFin) has been counted in nxt before.
 func (c *conn) answer(flags uint8) {
 	if c.headerReady[frame.LenSize+frame.EthSize] == 0 {
 		c.prepareHeader()
 	}
-	c.control(c.nxt, flags)
-}
-
-// control sends a segment without payload.
-func (c *conn) control(seq uint32, flags uint8) {
 	if flags&flagSyn != 0 {
 		c.first(flags)
 		return
 	}
+	if c.owed != 0 {
+		c.owed |= flags
+		return
+	}
+	l := c.p.link.Load()
+	if l == nil {
+		c.p.c.drop(DropNoLink)
+		return
+	}
+	buf := getBuffer(c.head())
+	seq := c.nxt
+	if flags&flagRst != 0 {
+		flags &^= flagFin
+	}
+	if flags&flagFin != 0 {
+		seq--
+	}
+	c.seal(buf.b, seq, flags)
+	if it := c.p.framesItem(buf, 1); !l.offer(it) {
+		it.release()
+		c.owed = flags
+		l.owe(c)
+	}
+}
+
+// pay says what is owed. It may be said of a connection that has ended.
+func (c *conn) pay() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	flags := c.owed
+	c.owed = 0
+	c.answer(flags)
+}
+
+// control sends a segment without payload that the timer repeats if need be.
+func (c *conn) control(seq uint32, flags uint8) {
 	buf := getBuffer(c.head())
 	c.seal(buf.b, seq, flags)
 	c.p.queueFrames(buf, 1)
@@ -139,6 +172,10 @@ func (c *conn) acked(s *segment) {
 	switch {
 	case int32(n) > 0 && int32(c.nxt-s.ack) >= 0:
 		c.una = s.ack
+		if c.armed && c.tries > 0 { // it was set for one who did not answer
+			c.timer.Reset(againFirst)
+			c.timedUna = c.una
+		}
 		c.dups, c.tries = 0, 0
 		c.forget()
 		if c.finSent && c.una == c.nxt {
@@ -228,7 +265,8 @@ func (c *conn) timeout() {
 	if c.state == ended || idle {
 		return
 	}
-	if c.una == c.timedUna {
+	// What lies on the link is not lost, and more of it would be no help.
+	if c.una == c.timedUna && !c.p.crowded() {
 		if c.tries++; c.state == shaking && c.tries > shakeTries {
 			c.endLocked(true)
 			return
@@ -331,7 +369,7 @@ func (c *conn) inward() {
 		}
 		fresh := false // what is in r was read by resume
 		c.mu.Lock()
-		for r.room = c.roomLocked(); r.room == 0 && c.state != ended && !fresh; {
+		for r.room = c.roomLocked(); r.room == 0 && c.state != ended && !fresh && c.stuck.buf == nil; {
 			c.starved = true
 			c.arm()
 			for c.starved && c.state != ended {
@@ -341,9 +379,16 @@ func (c *conn) inward() {
 			fresh = r.n <= 0 && r.errn != syscall.EAGAIN
 		}
 		over := c.state == ended
+		stuck := c.stuck
+		c.stuck = item{}
 		c.mu.Unlock()
 		if over {
+			stuck.release()
 			return
+		}
+		if stuck.buf != nil {
+			c.deliver(stuck)
+			continue
 		}
 		if !fresh {
 			if err := c.sock.raw.Read(r.try); err != nil {
@@ -362,7 +407,7 @@ func (c *conn) inward() {
 			c.sayEnd()
 			return
 		}
-		c.send(r)
+		c.send(r, true)
 	}
 }
 
@@ -387,19 +432,18 @@ func (c *conn) resume() {
 		}
 		c.mu.Unlock()
 		r.n, r.errn = 0, syscall.EAGAIN
-		if l := c.p.link.Load(); l != nil && l.q.bytes.Load() < queueLow && moved < resumeMost {
+		if l := c.p.link.Load(); l != nil && l.q.low() && moved < resumeMost {
 			if err := c.sock.raw.Read(r.once); err != nil {
 				r.errn = syscall.EBADF
 			}
 		}
-		if r.errn != 0 || r.n == 0 {
+		if r.errn != 0 || r.n == 0 || !c.send(r, false) {
 			c.mu.Lock()
 			c.starved = false
 			c.moved.Signal()
 			c.mu.Unlock()
 			return
 		}
-		c.send(r)
 	}
 }
 
@@ -419,8 +463,9 @@ func (c *conn) roomLocked() int {
 	return 0
 }
 
-// send gives what was read to the guest.
-func (c *conn) send(r *scatter) {
+// send gives what was read to the guest. It waits for room on the link where it
+// may; else it says false when there was none, and inward is to deliver it (stuck).
+func (c *conn) send(r *scatter, wait bool) bool {
 	buf, n := r.buf, r.n
 	r.buf = nil
 	frames := (n + r.mss - 1) / r.mss
@@ -437,7 +482,7 @@ func (c *conn) send(r *scatter) {
 	if c.state == ended {
 		c.mu.Unlock()
 		buf.free()
-		return
+		return true
 	}
 	for i, at := 0, 0; i < frames; i++ {
 		end := min(at+r.head+r.mss, size)
@@ -454,8 +499,36 @@ func (c *conn) send(r *scatter) {
 	c.arm()
 	c.mu.Unlock()
 	c.p.c.received.Add(uint64(n))
-	c.p.queueFrames(buf, frames)
+	it := c.p.framesItem(buf, frames)
+	if wait {
+		c.deliver(it)
+	} else if l := c.p.link.Load(); l == nil || !l.offer(it) {
+		c.mu.Lock()
+		c.stuck = it
+		c.mu.Unlock()
+		r.n, r.errn = 0, syscall.EAGAIN
+		return false
+	}
 	c.p.kick()
+	return true
+}
+
+// deliver queues it as soon as there is room.
+func (c *conn) deliver(it item) {
+	for {
+		l := c.p.link.Load()
+		c.mu.Lock()
+		over := c.state == ended
+		c.mu.Unlock()
+		if l == nil || over {
+			it.release()
+			return
+		}
+		if l.offer(it) {
+			return
+		}
+		l.q.waitRoom()
+	}
 }
 
 // sayEnd tells the guest that the outside has ended its stream, and waits
@@ -468,7 +541,7 @@ func (c *conn) sayEnd() {
 	}
 	c.finSent = true
 	c.nxt++
-	c.control(c.nxt-1, flagAck|flagFin)
+	c.answer(flagAck | flagFin)
 	c.p.kick()
 	c.arm()
 	for c.state != ended {

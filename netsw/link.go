@@ -38,6 +38,10 @@ type link struct {
 	handed atomic.Bool   // and it is the link's writer now
 	wake   chan struct{} // a token for the link's writer
 	out    outgoing
+
+	owes  atomic.Bool // debts has some
+	omu   sync.Mutex
+	debts []*conn // that could not say something, and say it when there is room
 }
 
 // batch is how many items go out in one system call at most, and batchBytes
@@ -186,6 +190,19 @@ func (l *link) split(b []byte, g *gather) (used int, ok bool) {
 	return used, true
 }
 
+// offer queues it; false when there is no room, even after writing what the
+// guest takes now, and then it is still the caller's.
+func (l *link) offer(it item) bool {
+	if l.q.push(it) {
+		return true
+	}
+	if it.pkt != nil {
+		return false // the stack holds locks meanwhile
+	}
+	l.kick()
+	return l.q.push(it)
+}
+
 // kick writes what is queued unless someone does, who then sees it too.
 func (l *link) kick() {
 	for !l.q.empty() && l.busy.CompareAndSwap(false, true) {
@@ -199,6 +216,32 @@ func (l *link) kick() {
 		if err != nil {
 			l.end()
 			return
+		}
+	}
+	if l.owes.Load() {
+		l.token()
+	}
+}
+
+// owe has the link's writer let c say what it owes (pay), once there is room.
+func (l *link) owe(c *conn) {
+	l.omu.Lock()
+	l.debts = append(l.debts, c)
+	l.omu.Unlock()
+	l.owes.Store(true)
+	l.token()
+}
+
+// settle lets connections say what they owe, while there is room.
+func (l *link) settle() {
+	for l.owes.Load() && l.q.low() {
+		l.omu.Lock()
+		debts := l.debts
+		l.debts = nil
+		l.owes.Store(false)
+		l.omu.Unlock()
+		for _, c := range debts {
+			c.pay() // what finds no room is owed again
 		}
 	}
 }
@@ -234,6 +277,11 @@ func (l *link) writeLoop() {
 			if err != nil {
 				return // the guest's end is gone: readLoop says so
 			}
+			l.settle()
+		}
+		if l.owes.Load() && l.q.low() { // others wrote
+			l.settle()
+			l.token()
 		}
 	}
 }

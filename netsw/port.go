@@ -202,6 +202,11 @@ func (p *Port) queueBuf(buf *frameBuf) bool {
 // queueFrames queues frames that lie in a row, each with its length; one
 // reference to buf is used up.
 func (p *Port) queueFrames(buf *frameBuf, frames int) bool {
+	return p.queue(p.framesItem(buf, frames))
+}
+
+// framesItem is what queueFrames queues.
+func (p *Port) framesItem(buf *frameBuf, frames int) item {
 	if p.sw.pcap != nil {
 		for b := buf.b; len(b) > 0; {
 			end := frame.LenSize + int(binary.BigEndian.Uint32(b))
@@ -209,7 +214,7 @@ func (p *Port) queueFrames(buf *frameBuf, frames int) bool {
 			b = b[end:]
 		}
 	}
-	return p.queue(item{buf: buf, n: len(buf.b), frames: frames})
+	return item{buf: buf, n: len(buf.b), frames: frames}
 }
 
 // sendPkt queues a packet of the stack for the guest; the reference is used up.
@@ -238,12 +243,18 @@ func (p *Port) queue(it item) bool {
 		it.release()
 		return false
 	}
-	if !l.q.push(it) {
+	if !l.offer(it) {
 		p.c.drop(DropQueueFull)
 		it.release()
 		return false
 	}
 	return true
+}
+
+// crowded says whether much lies on the link that the guest has yet to take.
+func (p *Port) crowded() bool {
+	l := p.link.Load()
+	return l != nil && !l.q.low()
 }
 
 // kick sends what is queued, as far as the guest takes it at once.

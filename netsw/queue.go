@@ -45,8 +45,8 @@ type queue struct {
 	tail  atomic.Uint64 // next to write
 	bytes atomic.Int64
 
-	// Writers that can wait do, until less than queueLow is queued: what comes
-	// from the outside stays there, and nothing is dropped.
+	// Writers that can wait do, until little is queued (low): what comes from the
+	// outside stays there, and nothing is dropped.
 	waiters atomic.Int32
 	mu      sync.Mutex
 	room    sync.Cond
@@ -106,7 +106,8 @@ func (q *queue) pop() (item, bool) {
 	s.it = item{}
 	s.turn.Store(h + queueSlots)
 	q.head.Store(h + 1)
-	if left := q.bytes.Add(-int64(it.n)); left < queueLow && q.waiters.Load() > 0 {
+	q.bytes.Add(-int64(it.n))
+	if q.waiters.Load() > 0 && q.low() {
 		q.mu.Lock()
 		q.room.Broadcast()
 		q.mu.Unlock()
@@ -114,16 +115,23 @@ func (q *queue) pop() (item, bool) {
 	return it, true
 }
 
+// low says whether there is room for some more, in bytes and, of small frames,
+// in slots.
+func (q *queue) low() bool {
+	h := q.head.Load() // first: it is never ahead of a later tail
+	return q.bytes.Load() < queueLow && q.tail.Load()-h < queueSlots/2
+}
+
 // waitRoom returns when there is room for some more, or the queue is closed.
 func (q *queue) waitRoom() {
-	if q.bytes.Load() < queueLow {
+	if q.low() {
 		return
 	}
 	q.waiters.Add(1)
 	defer q.waiters.Add(-1)
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for q.bytes.Load() >= queueLow && !q.closed {
+	for !q.low() && !q.closed {
 		q.room.Wait()
 	}
 }
