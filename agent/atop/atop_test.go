@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -252,7 +253,7 @@ func TestAsAtop(t *testing.T) {
 	r := atop.New(t.Logf)
 	defer r.Close()
 	// Until nobody runs any more: nice has become sleep, and sleeps.
-	for {
+	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		s, asleep := sampleOf(t, r), 0
 		for _, pid := range pids {
 			if p := find(s, pid, false); p != nil && p.State == 'S' && p.WChan != "-" && p.User+p.Sys == 0 && p.RGrow == 0 && p.Name != "nice" {
@@ -261,6 +262,12 @@ func TestAsAtop(t *testing.T) {
 		}
 		if asleep == len(pids) {
 			break
+		}
+		if time.Now().After(end) {
+			for _, pid := range pids {
+				t.Errorf("not asleep: %+v", find(s, pid, false))
+			}
+			t.FailNow()
 		}
 	}
 	out, err := exec.Command(bin, "-P", "CPU,cpu,MEM,SWP,PRG,PRC,PRM,PRD", "1", "1").Output()

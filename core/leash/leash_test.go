@@ -74,7 +74,8 @@ func TestParentIsKilled(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.Command(exe)
+			// Under nohup it would begin with SIGHUP ignored, which is inherited.
+			cmd := exec.Command("env", "--default-signal=HUP", exe)
 			cmd.Env = append(os.Environ(), "LEASH_TEST_PARENT=1")
 			out, err := cmd.StdoutPipe()
 			if err != nil {
