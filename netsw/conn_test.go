@@ -390,6 +390,11 @@ func TestConnWaitsForTheOutside(t *testing.T) {
 		done <- err
 	}()
 	eventually(t, "the question outside", func() bool { return p.Stats().FramesIn > 1 })
+	for i := range 50 { // an answer that is too early has the time of as many echoes
+		if g.WaitFrame(echoTo(g, sw.Gateway(), uint16(i)), limit, isEchoReply) == nil {
+			t.Fatal("no echo")
+		}
+	}
 	select {
 	case err := <-done:
 		t.Fatalf("Dial() = %v before the outside answered", err)
