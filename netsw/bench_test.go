@@ -1,8 +1,10 @@
 package netsw_test
 
 import (
+	"encoding/binary"
 	"io"
 	"net"
+	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -172,6 +174,75 @@ func raw(b *testing.B, sw *netsw.Switch, name string) (*netsw.Port, net.Conn) {
 	p.CloseFile()
 	b.Cleanup(func() { c.Close() })
 	return p, c
+}
+
+// BenchmarkForward moves segments of a guest to the outside: allocs/op must be
+// 0, for a burst of 16 with its acknowledgement.
+func BenchmarkForward(b *testing.B) {
+	for _, size := range []int{1460, 60000} {
+		b.Run(strconv.Itoa(size), func(b *testing.B) {
+			port := serve(b, func(c *net.TCPConn) {
+				_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, make([]byte, 1<<20))
+			})
+			sw := open(b, netsw.Config{HostLoopback: true})
+			p, c := raw(b, sw, "a")
+			mac, _ := net.ParseMAC(p.MAC())
+			dst := netip.MustParseAddrPort(at(sw, port))
+			const burst = 16
+			one := frame.LenSize + frame.EthSize + frame.IPv4Size + 20 + size
+			many := make([]byte, burst*one)
+			put := func(f []byte, seq, ack uint32, flags byte) {
+				binary.BigEndian.PutUint32(f, uint32(len(f)-frame.LenSize))
+				h := frame.AppendEth(f[:frame.LenSize], frame.MAC{0x02, 'v', 'k', 0, 0, 1}, frame.MAC(mac), frame.TypeIPv4)
+				n := len(f) - frame.LenSize - frame.EthSize - frame.IPv4Size
+				h = frame.AppendIPv4(h, p.Addr().As4(), dst.Addr().As4(), frame.ProtoTCP, n)
+				h = binary.BigEndian.AppendUint16(h, 5000)
+				h = binary.BigEndian.AppendUint16(h, dst.Port())
+				h = binary.BigEndian.AppendUint32(h, seq)
+				h = binary.BigEndian.AppendUint32(h, ack)
+				_ = append(h, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0)
+			}
+			buf := make([]byte, 1<<16)
+			// next is the sequence number and acknowledgement of the last segment that came.
+			next := func() (seq, ack uint32) {
+				if _, err := io.ReadFull(c, buf[:frame.LenSize]); err != nil {
+					b.Fatal(err)
+				}
+				f := buf[:binary.BigEndian.Uint32(buf)]
+				if _, err := io.ReadFull(c, f); err != nil {
+					b.Fatal(err)
+				}
+				t := f[frame.EthSize+frame.IPv4Size:]
+				return binary.BigEndian.Uint32(t[4:]), binary.BigEndian.Uint32(t[8:])
+			}
+			syn := many[:one-size]
+			put(syn, 1, 0, flagSYN)
+			if _, err := c.Write(syn); err != nil {
+				b.Fatal(err)
+			}
+			ack, seq := next()
+			ack++
+			b.SetBytes(int64(burst * size))
+			b.ReportAllocs()
+			for b.Loop() {
+				for sent := 0; sent < burst; {
+					// No more than the window without a scale: 64 KiB.
+					k := min(burst-sent, 65535/size)
+					for i := range k {
+						put(many[i*one:(i+1)*one], seq+uint32(i*size), ack, flagACK)
+					}
+					if _, err := c.Write(many[:k*one]); err != nil {
+						b.Fatal(err)
+					}
+					sent += k
+					seq += uint32(k * size)
+					for got := uint32(0); got != seq; {
+						_, got = next()
+					}
+				}
+			}
+		})
+	}
 }
 
 // BenchmarkConnect is a connection to the outside, from SYN to its end.

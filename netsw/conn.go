@@ -37,8 +37,8 @@ import (
 //
 // The lock is the connection's own; the host's socket is written to under it,
 // never waited for. What is to go to the guest is queued under it and goes out
-// with the next kick, mostly after it: at the end of what the link's reader
-// read, for all connections at once.
+// with the next kick, mostly after it: when the link's reader has read all there
+// is, for all connections at once.
 type conn struct {
 	p  *Port
 	id connID
@@ -81,6 +81,7 @@ type conn struct {
 	pending  [][]byte
 	held     uint32     // bytes of pending
 	flushing bool       // a goroutine writes pending
+	owes     bool       // an acknowledgement is due; see gather
 	ear      *listening // nil = nobody listens
 	finRcvd  bool
 	finDone  bool // and passed on
