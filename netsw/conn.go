@@ -81,7 +81,7 @@ type conn struct {
 	pending  [][]byte
 	held     uint32     // bytes of pending
 	flushing bool       // a goroutine writes pending
-	owes     bool       // an acknowledgement is due; see gather
+	due      bool       // an acknowledgement is; see gather
 	ear      *listening // nil = nobody listens
 	finRcvd  bool
 	finDone  bool // and passed on

@@ -24,7 +24,7 @@ type gather struct {
 	n   uint32 // bytes
 	vec []unix.Iovec
 
-	owed    []*conn // to whose guest an acknowledgement is due
+	due     []*conn // to whose guest an acknowledgement is due
 	touched []*Port // that frames were queued for meanwhile
 	thirsty []*conn // whose guest takes more now
 
@@ -196,7 +196,7 @@ func (c *conn) data(s *segment) {
 	c.answer(flagAck)
 }
 
-// flush gives what was gathered to the outside; settle acknowledges it.
+// flush gives what was gathered to the outside; respond acknowledges it.
 func (g *gather) flush() {
 	c := g.c
 	if c == nil {
@@ -205,9 +205,9 @@ func (g *gather) flush() {
 	c.mu.Lock()
 	if c.state == open {
 		c.takeLocked(g)
-		if c.state == open && !c.owes {
-			c.owes = true
-			g.owed = append(g.owed, c)
+		if c.state == open && !c.due {
+			c.due = true
+			g.due = append(g.due, c)
 		}
 	}
 	c.mu.Unlock()

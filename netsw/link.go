@@ -103,7 +103,7 @@ func (l *link) readLoop() {
 		buf  *[]byte
 		have int
 		last int
-		owed int // bytes read since all that they led to went out
+		read int // bytes since what they led to went out
 		g    gather
 	)
 	defer func() {
@@ -122,7 +122,7 @@ func (l *link) readLoop() {
 			buf = readPool.Get().(*[]byte)
 		}
 		flags := 0
-		if owed > 0 {
+		if read > 0 {
 			flags = unix.MSG_DONTWAIT
 			if last >= bulk {
 				_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
@@ -132,9 +132,9 @@ func (l *link) readLoop() {
 		switch {
 		case err == unix.EINTR:
 			continue
-		case err == unix.EAGAIN && owed > 0:
-			l.settle(&g)
-			owed = 0
+		case err == unix.EAGAIN && read > 0:
+			l.respond(&g)
+			read = 0
 			continue
 		case err == unix.EAGAIN:
 			if have == 0 {
@@ -155,9 +155,9 @@ func (l *link) readLoop() {
 			return
 		}
 		have = copy(*buf, (*buf)[used:have])
-		if owed += n; owed >= settleAfter {
-			l.settle(&g)
-			owed = 0
+		if read += n; read >= respondAfter {
+			l.respond(&g)
+			read = 0
 		}
 	}
 }
@@ -173,24 +173,24 @@ func recv(fd int, b []byte, flags int) (int, syscall.Errno) {
 // other for every frame; with a processor of its own it costs nothing.
 const bulk = 32 << 10
 
-// settleAfter is after how many bytes what they led to goes out, even though
+// respondAfter is after how many bytes what they led to goes out, even though
 // there is more to be read.
-const settleAfter = 512 << 10
+const respondAfter = 512 << 10
 
-// settle sends what reading led to: acknowledgements, one for each connection
+// respond sends what reading led to: acknowledgements, one for each connection
 // whatever the number of reads, more of what guests take, and frames queued for
 // this guest and others.
-func (l *link) settle(g *gather) {
-	for i, c := range g.owed {
+func (l *link) respond(g *gather) {
+	for i, c := range g.due {
 		c.mu.Lock()
-		c.owes = false
+		c.due = false
 		if c.state == open {
 			c.answer(flagAck)
 		}
 		c.mu.Unlock()
-		g.owed[i] = nil
+		g.due[i] = nil
 	}
-	g.owed = g.owed[:0]
+	g.due = g.due[:0]
 	for i, c := range g.thirsty {
 		c.resume()
 		g.thirsty[i] = nil

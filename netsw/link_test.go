@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -396,5 +397,42 @@ func TestIdlePortIsSmall(t *testing.T) {
 	}
 	if least > 64<<10 {
 		t.Errorf("an idle port takes %d KiB, want at most 64", least>>10)
+	}
+}
+
+// A burst of small frames between guests is not lost for being read at once:
+// the receiver takes as many as it can, and the switch sends on meanwhile.
+func TestBurstBetweenGuests(t *testing.T) {
+	sw := open(t, netsw.Config{})
+	pa, err := sw.AddPort(netsw.PortConfig{Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := net.FileConn(pa.File())
+	if err != nil {
+		t.Fatal(err)
+	}
+	pa.CloseFile()
+	defer ca.Close()
+	pb, gb := join(t, sw, "b")
+	const n = 4000
+	var got atomic.Int64
+	defer gb.Tap(func(b []byte) {
+		if e, ok := frame.ParseEth(b); ok && e.Type == frame.TypeIPv4 {
+			got.Add(1)
+		}
+	})()
+	macA, _ := net.ParseMAC(pa.MAC())
+	macB, _ := net.ParseMAC(pb.MAC())
+	one := udpFrame(frame.MAC(macB), frame.MAC(macA), pa.Addr().String()+":1", pb.Addr().String()+":2", make([]byte, 10))
+	one = append([]byte{0, 0, 0, byte(len(one))}, one...)
+	if _, err := ca.Write(bytes.Repeat(one, n)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "all frames", func() bool {
+		return got.Load()+int64(pb.Stats().Dropped(netsw.DropQueueFull)+pa.Stats().Dropped(netsw.DropQueueFull)) == n
+	})
+	if got.Load() < n*9/10 {
+		t.Errorf("%d of %d frames came; a: %+v, b: %+v", got.Load(), n, pa.Stats(), pb.Stats())
 	}
 }
