@@ -109,8 +109,8 @@ func once(t *testing.T, key string, f func() error) {
 // image makes local/<name> from a test image.
 func image(t *testing.T, h *host.Host, name string, s testimage.Spec) string {
 	t.Helper()
-	once(t, "image "+name, func() error {
-		path := filepath.Join(world.dir, name+".tar")
+	once(t, h.State+" image "+name, func() error {
+		path := filepath.Join(t.TempDir(), name+".tar")
 		if err := testimage.Write(path, s); err != nil {
 			return err
 		}
