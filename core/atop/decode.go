@@ -26,6 +26,7 @@ type Reader struct {
 	texts map[string]string
 	index map[int]int // process of this sample by pid, made when lines are out of order
 	at    [4]int      // next process expected on PRG, PRC, PRM, PRD
+	head  []byte      // of this sample's lines, between label and fields
 	dirty bool        // lines of this sample were read
 	stats ReadStats
 
@@ -126,6 +127,15 @@ func (r *Reader) record(line []byte) {
 		return
 	}
 	r.stats.Lines++
+	// The lines of a sample have one head.
+	if n := len(r.head); r.dirty && len(c.b) > n && c.b[n] == ' ' && bytes.Equal(c.b[:n], r.head) {
+		c.b = c.b[n:]
+		if !r.fields(kind, &c) {
+			r.stats.Skipped++
+		}
+		return
+	}
+	head := c.b
 	host, epoch := c.word(), c.num()
 	c.word() // date and time say the same
 	c.word()
@@ -140,6 +150,7 @@ func (r *Reader) record(line []byte) {
 	if !r.dirty {
 		r.dirty = true
 		r.s.Epoch, r.s.Interval, r.s.Host = epoch, interval, r.text(host)
+		r.head = append(r.head[:0], head[:len(head)-len(c.b)]...)
 	}
 	if !r.fields(kind, &c) {
 		r.stats.Skipped++
