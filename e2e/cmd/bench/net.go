@@ -320,6 +320,10 @@ func (b *bench) netPolicy(ctx context.Context, o *outside) error {
 		} {
 			b.addRate("net", w.name+name, w.unit, median(slices.Clone(sides[i].vals[w.what])), peer, median(slices.Clone(sides[0].vals[w.what])), goal)
 		}
+		// What a decision costs is told by CPU time, which a busy host changes less.
+		for _, w := range []struct{ what, name string }{{cpuConn, "CPU of the switch, each connection"}, {cpuDNS, "CPU of the switch, each DNS question"}} {
+			b.add("net", w.name+name, "µs", median(slices.Clone(sides[i].vals[w.what])), peer, median(slices.Clone(sides[0].vals[w.what])), 1/goal)
+		}
 	}
 	return nil
 }
