@@ -102,8 +102,8 @@ virtkit: ready after .*
 	matches(t, "the end of the trace", `
 virtkit: names this job has contacted under unrestricted egress: .*
 virtkit: guest OOM: the kernel killed tail \(pid \d+, \d+ MiB RSS\) at \+\d+s \(raise MICROVM_MEM\)
-virtkit: job resource usage: cpu (\d+m)?\d+s, peak memory \d+(\.\d GiB| MiB), overlay [34]\d MiB of \d+(\.\d GiB| MiB), read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB)
-virtkit: most this job has used lately: memory \d+(\.\d GiB| MiB), overlay [34]\d MiB of \d+(\.\d GiB| MiB), job dir \d+ MiB, read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB) over 2 runs
+virtkit: job resource usage: cpu (\d+m)?\d+s, peak memory \d+(\.\d GiB| MiB), overlay 3\d MiB of \d+(\.\d GiB| MiB), read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB)
+virtkit: most this job has used lately: memory \d+(\.\d GiB| MiB), overlay 3\d MiB of \d+(\.\d GiB| MiB), job dir \d+ MiB, read \d+ (B|KiB|MiB), written \d+ (B|KiB|MiB), sent \d+ (B|KiB), received \d+ (B|KiB) over 2 runs
 virtkit: 42-acme — what its jobs have been using lately:
   job  .*
   test:unit .*

@@ -9,6 +9,7 @@ import (
 
 	"virtkit/core/atop/archive"
 	"virtkit/core/execdrv"
+	"virtkit/core/fault"
 	"virtkit/core/supervise"
 )
 
@@ -87,7 +88,8 @@ func (r *Runner) finishRecording(st supervise.State) {
 	if r.Recordings == nil || st.Recording == "" {
 		return
 	}
-	if err := r.Recordings.Finish(st.Recording); err != nil {
+	// The guest is gone, so who holds the log is another cleanup, which packs it.
+	if err := r.Recordings.Finish(st.Recording); err != nil && fault.KindOf(err) != fault.Busy {
 		r.warn("the guest's recording stays as it is: " + err.Error())
 	}
 }

@@ -87,7 +87,12 @@ func (s *supervisor) prepareSteps() []step {
 			if s.d.Disk == nil {
 				return errors.New("this program cannot make a writable layer")
 			}
-			return s.d.Disk(filepath.Join(s.dir, UpperFile), s.spec.Upper)
+			path := filepath.Join(s.dir, UpperFile)
+			if err := s.d.Disk(path, s.spec.Upper); err != nil {
+				return err
+			}
+			s.upper.begin(path)
+			return nil
 		}, nil},
 		{"network", s.plug, s.unplug},
 		{"driver", func(ctx context.Context) (err error) {

@@ -31,8 +31,24 @@ type Usage struct {
 type highWater struct {
 	mu   sync.Mutex
 	top  usage.Overlay
-	used int64 // of the first pulse
-	took int64 // blocks of the file at that time, bytes
+	took int64 // blocks of the file when it was made, bytes
+}
+
+// begin takes note of the new and empty layer at path.
+func (h *highWater) begin(path string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.took = blocks(path)
+}
+
+// blocks is what a file takes on its disk, in bytes; 0 for a layer that is no
+// file but in the guest's memory.
+func blocks(path string) int64 {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0
+	}
+	return st.Blocks * 512
 }
 
 // see takes in a pulse; path is the layer's file.
@@ -40,18 +56,12 @@ func (h *highWater) see(p guestwire.Pong, path string) {
 	if p.UpperSize <= 0 {
 		return
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		st.Blocks = 0 // a layer in the guest's memory
-	}
-	took := st.Blocks * 512
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.top.Size == 0 {
-		h.used, h.took = p.UpperUsed, took
-	}
 	h.top.Size = p.UpperSize
-	h.top.Used = min(max(h.top.Used, p.UpperUsed, h.used+took-h.took), p.UpperSize)
+	// The guest counts what it has not written out yet, the file what the guest
+	// has removed again: never the sum of the two.
+	h.top.Used = min(max(h.top.Used, p.UpperUsed, blocks(path)-h.took), p.UpperSize)
 }
 
 func (h *highWater) get() *usage.Overlay {

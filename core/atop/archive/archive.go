@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -124,6 +125,9 @@ func (a *Archive) Finish(dir string) error {
 	st, err := f.Stat()
 	if err != nil {
 		return err
+	}
+	if sys, ok := st.Sys().(*syscall.Stat_t); ok && sys.Nlink == 0 {
+		return nil // another has packed and removed it meanwhile
 	}
 	if !st.Mode().IsRegular() || st.Size() > PackMax {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -331,5 +332,27 @@ func TestStopEarly(t *testing.T) {
 	}
 	if _, err := archive.Samples(path+"none", true, nil); err == nil {
 		t.Error("no file is no error")
+	}
+}
+
+// Many that finish one recording at once: one packs it, the others find it
+// being packed or done.
+func TestFinishAtOnce(t *testing.T) {
+	for range 20 {
+		a, _, _ := open(t, 14)
+		dir := begin(t, a, "7-test")
+		write(t, filepath.Join(dir, atop.LogFile), bytes.Repeat(text(1), 2000))
+		var wg sync.WaitGroup
+		for range 6 {
+			wg.Go(func() {
+				if err := a.Finish(dir); err != nil && fault.KindOf(err) != fault.Busy {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != atop.PackedFile {
+			t.Fatalf("left %v, %v", left, err)
+		}
 	}
 }
