@@ -75,18 +75,25 @@ func (e *Engine) vm(port string) string {
 
 // Decide decides and records.
 func (e *Engine) Decide(f Flow) Verdict {
-	now := e.now()
-	var j Judgement
-	quiet := false
-	if f.Proto == DNS {
-		j = e.stack(f.Port).Name(f.Name)
-	} else {
-		var room [maxOpeners]string
-		openers := e.opened.Openers(f.Port, f.Dst.Addr(), now, room[:0])
-		j = e.stack(f.Port).IP(f, openers)
-		quiet = len(openers) > 0
+	if f.Proto != DNS {
+		return e.decideIP(f)
 	}
-	e.record.Judged(e.vm(f.Port), f, j, quiet, now)
+	now := e.now()
+	j := e.stack(f.Port).Name(f.Name)
+	e.record.Judged(e.vm(f.Port), f, j, false, now)
+	return j.Verdict
+}
+
+// decideIP is apart because its frame is large: each question is decided in a
+// goroutine of its own, whose stack would have to grow for it.
+//
+//go:noinline
+func (e *Engine) decideIP(f Flow) Verdict {
+	now := e.now()
+	var room [maxOpeners]string
+	openers := e.opened.Openers(f.Port, f.Dst.Addr(), now, room[:0])
+	j := e.stack(f.Port).IP(f, openers)
+	e.record.Judged(e.vm(f.Port), f, j, len(openers) > 0, now)
 	return j.Verdict
 }
 

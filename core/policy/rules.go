@@ -201,6 +201,11 @@ func hostByte(c byte) bool {
 func ascii(s string) bool { return strings.IndexFunc(s, func(r rune) bool { return r > 126 }) < 0 }
 
 func isAddr(s string) bool {
+	// Names, of which there is one in each question, are told cheaply: what has no
+	// colon is an IPv4 address at most, and that ends in a digit.
+	if strings.IndexByte(s, ':') < 0 && (s == "" || s[len(s)-1] < '0' || s[len(s)-1] > '9') {
+		return false
+	}
 	if _, err := netip.ParseAddr(s); err == nil {
 		return true
 	}

@@ -113,8 +113,11 @@ func (l *Link) Connect(ports []int, n, parallel int) (Result, error) {
 	return r, l.flush()
 }
 
-// Ask puts n questions for the address of a name each to a DNS server, parallel
-// at a time; all names differ. What is not answered is asked again.
+// names is how many names are asked for, in turn.
+const names = 1000
+
+// Ask puts n questions for the address of a name to a DNS server, parallel at a
+// time. What is not answered is asked again.
 func (l *Link) Ask(server netip.AddrPort, n, parallel int) (Result, error) {
 	var r Result
 	waiting := make(map[uint16]int, parallel)
@@ -124,7 +127,7 @@ func (l *Link) Ask(server netip.AddrPort, n, parallel int) (Result, error) {
 		waiting[id] = i
 		at := len(l.out)
 		l.begin(l.gwMAC, frame.TypeIPv4)
-		l.out = frame.AppendUDP(l.out, netip.AddrPortFrom(l.cfg.Addr, 20000+id%20000), server, Question(id, i))
+		l.out = frame.AppendUDP(l.out, netip.AddrPortFrom(l.cfg.Addr, 20000+id%20000), server, Question(id, i%names))
 		l.finish(at)
 	}
 	first := time.Now()
@@ -173,7 +176,7 @@ func AskUDP(fd, n, parallel int) (Result, error) {
 	waiting := make(map[uint16]int, parallel)
 	ask := func(i int) error {
 		waiting[uint16(i)] = i
-		_, err := unix.Write(fd, Question(uint16(i), i))
+		_, err := unix.Write(fd, Question(uint16(i), i%names))
 		return err
 	}
 	first := time.Now()

@@ -296,7 +296,8 @@ func (b *bench) netPolicy(ctx context.Context, o *outside) error {
 		sides[i] = &netSide{plugged: p, mtu: netsw.MTU, vals: map[string][]float64{}}
 	}
 	for round := range b.rounds + 1 {
-		for _, s := range sides {
+		for i := range sides {
+			s := sides[(i+round)%len(sides)] // what came before differs
 			for _, f := range []func() error{func() error { return s.bulk(o) }, func() error { return s.connects(o) }, s.asks} {
 				if err := f(); err != nil {
 					return err
