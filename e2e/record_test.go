@@ -131,5 +131,5 @@ func checkRecording(t *testing.T, path string) {
 	if ends["true 0"] != 8 || ends["false 1"] != 3 {
 		t.Errorf("ends: %v", ends)
 	}
-	t.Log(fmt.Sprintf("the agent used %d ticks of 10 ms in %d s and %d samples", recorder, interval, n))
+	t.Logf("the agent used %d ticks of 10 ms in %d s and %d samples", recorder, interval, n)
 }

@@ -302,7 +302,7 @@ func TestACancelledJobIsRememberedAtCleanup(t *testing.T) {
 }
 
 func TestUsageThatIsNotKnown(t *testing.T) {
-	w, _, h, key := admitted(t)
+	w, _, h, _ := admitted(t)
 	w.response(`{"id":77,"job_info":{"name":"test unit"}}`) // an old runner
 	w.env = append(w.env, "CUSTOM_ENV_CI_PROJECT_ID=42", "CUSTOM_ENV_MICROVM_USAGE_REPORT=1")
 	w.host.Cost = func() supervise.Usage { return supervise.Usage{Figures: usage.Figures{Memory: 7 * mib}} }
@@ -315,7 +315,7 @@ func TestUsageThatIsNotKnown(t *testing.T) {
 		t.Error(d, h.jobs)
 	}
 	// A guest that is gone, and a history that cannot be written.
-	w, _, h, key = admitted(t)
+	w, _, h, key := admitted(t)
 	w.prepare()
 	w.trace.Reset()
 	w.stage("cleanup_file_variables", "x", nil, "CUSTOM_ENV_MICROVM_USAGE_REPORT=on")
