@@ -59,18 +59,31 @@ func Run(cmd *exec.Cmd) error {
 		w.Process.Kill()
 		w.Wait()
 	}()
+	if err := tells(cmd, tell); err != nil {
+		return err
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	_, werr := fmt.Fprintln(tell, cmd.Process.Pid)
 	err = cmd.Wait()
 	if err != nil {
 		// The main process is gone; what of its group is left has no purpose.
 		syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-		return err
 	}
-	if werr != nil {
-		return fmt.Errorf("running %s: telling its watcher: %w", cmd.Path, werr)
+	return err
+}
+
+// tells makes the command tell the watcher its own number before it becomes the
+// tool: were it told by this process after the start, there would be a moment in
+// which this one can be killed and the tool has no watcher.
+func tells(cmd *exec.Cmd, tell *os.File) error {
+	fd := 3 + len(cmd.ExtraFiles)
+	if fd > 9 {
+		return fmt.Errorf("running %s: %d more files than a shell can number", cmd.Path, fd-9)
 	}
+	cmd.ExtraFiles = append(cmd.ExtraFiles, tell)
+	script := fmt.Sprintf(`echo "$$" >&%d; exec %d>&-; exec "$@"`, fd, fd)
+	cmd.Args = append([]string{"/bin/sh", "-c", script, "vk-leash", cmd.Path}, cmd.Args[1:]...)
+	cmd.Path = "/bin/sh"
 	return nil
 }
