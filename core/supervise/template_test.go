@@ -26,6 +26,7 @@ type templates struct {
 	drops int
 	makes int
 	fail  error
+	stuck bool // nothing can be removed
 }
 
 func (s *templates) path(key string) string { return filepath.Join(s.dir, key) }
@@ -54,6 +55,9 @@ func (s *templates) Drop(key string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.drops++
+	if s.stuck {
+		return fs.ErrPermission
+	}
 	return os.Remove(s.path(key))
 }
 
@@ -142,6 +146,18 @@ func TestBadTemplate(t *testing.T) {
 				t.Error("the new template was not used")
 			}
 		})
+	}
+}
+
+// A bad template that cannot be removed is not tried again by this guest.
+func TestBadTemplateStays(t *testing.T) {
+	s := &templates{dir: t.TempDir(), stuck: true}
+	if err := os.WriteFile(s.path("k"), []byte("rubbish"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	d := &supervisetest.Driver{Key: "k", BadState: machine.Crashed}
+	if st := works(t, run(t, d, s.with)); st.Restored || s.drops != 1 || d.Boots() != 2 {
+		t.Errorf("restored %v, %d dropped, %d starts; want one of each and a boot", st.Restored, s.drops, d.Boots())
 	}
 }
 

@@ -65,6 +65,11 @@ func TestUsage(t *testing.T) {
 	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Overlay.Used < 2<<20 || u.Overlay.Used > 2<<20+64<<10 {
 		t.Errorf("%+v, %v", u.Overlay, err)
 	}
+	// The same bytes told by both are one.
+	d.UpperUsed.Store(2 << 20)
+	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Overlay.Used > 2<<20+64<<10 {
+		t.Errorf("%+v, %v", u.Overlay, err)
+	}
 	// A guest that does not answer has its figures of the host.
 	w.driver.Last().Hang()
 	if u, err = w.client.Usage(ctxFor(t)); err != nil || u.Memory == 0 || u.Killed != 0 {
