@@ -140,7 +140,7 @@ func TestExecNotStarted(t *testing.T) {
 
 func TestExecEnvironment(t *testing.T) {
 	c := agenttest.Start(t).Client
-	if err := c.Setup(ctxFor(t), guestwire.Setup{Env: []string{"A=image", "B=image", "PATH=/bin:/usr/bin"}}, nil); err != nil {
+	if _, err := c.Setup(ctxFor(t), guestwire.Setup{Env: []string{"A=image", "B=image", "PATH=/bin:/usr/bin"}}, nil); err != nil {
 		t.Fatal(err)
 	}
 	req := guestwire.ExecRequest{Env: []string{"B=request", "C=1", "C=2=3", "M=a\nb"}, Dir: "/"}
@@ -157,7 +157,7 @@ func TestExecEnvironment(t *testing.T) {
 	if want := "ONLY=1\nPATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"; b.String() != want {
 		t.Errorf("cleared environment is %q, want %q", b.String(), want)
 	}
-	if err := c.Setup(ctxFor(t), guestwire.Setup{}, nil); err == nil || !strings.Contains(err.Error(), "already") {
+	if _, err := c.Setup(ctxFor(t), guestwire.Setup{}, nil); err == nil || !strings.Contains(err.Error(), "already") {
 		t.Errorf("second Setup = %v, want a refusal", err)
 	}
 	if h, err := c.Hello(ctxFor(t)); err != nil || !h.Ready {

@@ -244,7 +244,7 @@ func TestBoot(t *testing.T) {
 	}
 	hello := time.Since(start)
 	var stages []string
-	if err := g.Setup(ctx, setup, func(s string) { stages = append(stages, s) }); err != nil {
+	if _, err := g.Setup(ctx, setup, func(s string) { stages = append(stages, s) }); err != nil {
 		t.Fatalf("Setup after %v: %v", stages, err)
 	}
 	t.Logf("hello after %v (guest uptime %d ms), ready after %v, stages %v", hello, h.UptimeMS, time.Since(start), stages)
@@ -323,7 +323,7 @@ func TestBoot(t *testing.T) {
 	if _, err := g.Hello(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Setup(ctx, setup, nil); err != nil {
+	if _, err := g.Setup(ctx, setup, nil); err != nil {
 		t.Fatal(err)
 	}
 	if got := g.sh(t, "", "cat /builds/mark"); got != "survives" {
@@ -373,11 +373,11 @@ func TestBootGarbage(t *testing.T) {
 	g := boot(t, kernel, initrd, root, upper)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	if err := g.Setup(ctx, guestwire.Setup{Root: guestwire.Disk{Serial: "no-such-disk", FSType: "ext4"}}, nil); err == nil || !strings.Contains(err.Error(), "no-such-disk") {
+	if _, err := g.Setup(ctx, guestwire.Setup{Root: guestwire.Disk{Serial: "no-such-disk", FSType: "ext4"}}, nil); err == nil || !strings.Contains(err.Error(), "no-such-disk") {
 		t.Errorf("Setup with a disk that is not there = %v", err)
 	}
 	var re *guestclient.RemoteError
-	if err := g.Setup(ctx, guestwire.Setup{Root: guestwire.Disk{Serial: "upper", FSType: "erofs"}}, nil); !errors.As(err, &re) || re.Stage != "root" {
+	if _, err := g.Setup(ctx, guestwire.Setup{Root: guestwire.Disk{Serial: "upper", FSType: "erofs"}}, nil); !errors.As(err, &re) || re.Stage != "root" {
 		t.Errorf("Setup with the wrong filesystem = %v", err)
 	}
 }

@@ -24,8 +24,9 @@ import (
 // System is what only an init can do. Its methods are not called at the same
 // time as each other.
 type System interface {
-	// Setup makes the machine; progress names each stage as it begins.
-	Setup(s *guestwire.Setup, progress func(stage string)) error
+	// Setup makes the machine; progress names each stage as it begins. linked
+	// is Progress.Linked.
+	Setup(s *guestwire.Setup, progress func(stage string)) (linked []string, err error)
 	// Resume tells the machine what has changed.
 	Resume(r *guestwire.Resume) error
 	// Shutdown ends all processes and makes the disks safe, then calls reply
@@ -267,15 +268,16 @@ func (s *server) setup(st net.Conn, body json.RawMessage) {
 		err = errors.New("this guest has been set up already")
 	}
 	s.mu.Unlock()
+	var linked []string
 	if err == nil && s.opt.System != nil {
-		err = s.opt.System.Setup(&m, func(stage string) {
+		linked, err = s.opt.System.Setup(&m, func(stage string) {
 			guestwire.Send(st, guestwire.Progress{Stage: stage})
 		})
 	}
 	if err == nil && m.Record {
 		s.record()
 	}
-	p := guestwire.Progress{Done: true}
+	p := guestwire.Progress{Done: true, Linked: linked}
 	if err != nil {
 		p.Err = err.Error()
 	} else {

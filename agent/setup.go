@@ -27,7 +27,7 @@ type step struct {
 // Setup implements System. What needs the root's files waits for it; the rest
 // is done beside it, which a guest of several processors gains from. All of it
 // ends before the switch, because /proc, /sys and /dev move then.
-func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
+func (g *guest) Setup(m *guestwire.Setup, progress func(string)) (linked []string, err error) {
 	network := g.beside("network", func() error { return g.network(m) })
 	steps := []step{
 		{"clock", g.stepClock},
@@ -40,6 +40,12 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
 		{"dirs", g.stepDirs},
 		{"services", g.stepServices},
 	}
+	if m.Tools != "" {
+		steps = append(steps, step{"tools", func(m *guestwire.Setup) (err error) {
+			linked, err = linkTools("/", m.Tools, binDir, m.Env)
+			return err
+		}})
+	}
 	if m.Nested {
 		steps = append(steps, step{"nested", g.stepNested})
 	}
@@ -48,11 +54,11 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) error {
 		progress(s.name)
 		if err := s.do(m); err != nil {
 			g.say("stage %s: %v", s.name, err)
-			return err
+			return nil, err
 		}
 	}
 	g.stage("ready")
-	return nil
+	return linked, nil
 }
 
 // beside does f in a goroutine and returns what waits for its end.
@@ -192,6 +198,9 @@ func mountShare(s guestwire.Mount) error {
 		return fmt.Errorf("mount target %q is not absolute", s.Target)
 	}
 	fs := mount.FS{Source: s.Source, Target: s.Target, Type: s.FSType, Flags: unix.MS_NODEV}
+	if s.Kind == "disk" {
+		fs.Flags |= unix.MS_NOSUID // files of the host's, not of the image's
+	}
 	switch s.Kind {
 	case "virtiofs":
 		fs.Type = "virtiofs"

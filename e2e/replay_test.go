@@ -20,9 +20,10 @@ import (
 )
 
 // missingHelper is what the runner's scripts say in an image without
-// gitlab-runner. The recorded host had one; guests get it with
-// [executor] tools_dir, which is not acted on yet. Until then these are the
-// lines of the recordings that are out of reach, and nothing else is.
+// gitlab-runner. The recorded host had one; guests get it with [executor]
+// tools_dir, whose own test has a stand-in for it (tools_test.go), since
+// gitlab-runner itself is not to be had here. These are the lines of the
+// recordings that are out of reach without it, and nothing else is.
 var missingHelper = map[string][]string{
 	execdrv.StageRestoreCache: {"\x1b[0;33mMissing gitlab-runner. Extracting cache is disabled.\x1b[0;m"},
 	execdrv.StageDownload:     {"\x1b[0;33mMissing gitlab-runner. Artifacts downloading is disabled.\x1b[0;m"},

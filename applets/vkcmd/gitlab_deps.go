@@ -48,7 +48,7 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 		return nil, err
 	}
 	return &runner.Runner{
-		Gate: gate, History: h.History,
+		Gate: gate, History: h.History, Tools: hostTools(h),
 		Images:   &jobImages{h: h},
 		Machines: &jobMachines{h},
 		Hub:      h,

@@ -94,8 +94,8 @@ func (c *Client) Hello(ctx context.Context) (guestwire.HelloReply, error) {
 // Setup makes the bare guest into the job's machine. progress, which may be
 // nil, hears of each stage as it begins. A zero UnixNano is filled in at the
 // moment of sending: call Hello first, so that the agent is known to read.
-func (c *Client) Setup(ctx context.Context, s guestwire.Setup, progress func(stage string)) error {
-	return c.with(ctx, func(conn net.Conn) error {
+func (c *Client) Setup(ctx context.Context, s guestwire.Setup, progress func(stage string)) (last guestwire.Progress, err error) {
+	err = c.with(ctx, func(conn net.Conn) error {
 		if s.UnixNano == 0 {
 			s.UnixNano = time.Now().UnixNano()
 		}
@@ -112,6 +112,7 @@ func (c *Client) Setup(ctx context.Context, s guestwire.Setup, progress func(sta
 				if p.Err != "" {
 					return &RemoteError{Op: guestwire.OpSetup, Stage: stage, Text: p.Err}
 				}
+				last = p
 				return nil
 			}
 			stage = p.Stage
@@ -120,6 +121,7 @@ func (c *Client) Setup(ctx context.Context, s guestwire.Setup, progress func(sta
 			}
 		}
 	})
+	return last, err
 }
 
 // Ping asks for the guest's pulse.

@@ -72,7 +72,7 @@ func TestSetupNamesTheStage(t *testing.T) {
 		st.Close()
 	})
 	var seen []string
-	err := c.Setup(ctxFor(t), guestwire.Setup{}, func(s string) { seen = append(seen, s) })
+	_, err := c.Setup(ctxFor(t), guestwire.Setup{}, func(s string) { seen = append(seen, s) })
 	var re *guestclient.RemoteError
 	if !errors.As(err, &re) || re.Stage != "root" || re.Text != "no disk" || len(seen) != 1 {
 		t.Errorf("Setup = %v after %v", err, seen)

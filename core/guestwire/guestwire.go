@@ -106,12 +106,13 @@ type HelloReply struct {
 	Ready    bool   `json:"ready"`     // Setup was done before (the host reconnected)
 }
 
-// Progress is one step of a Setup; frames with Stage come before the Reply.
-// The last frame has Done set and Reply's fields filled.
+// Progress is one step of a Setup; frames with Stage come before the last one,
+// which has Done set and tells how it went.
 type Progress struct {
-	Stage string `json:"stage,omitempty"`
-	Done  bool   `json:"done,omitempty"`
-	Err   string `json:"err,omitempty"`
+	Stage  string   `json:"stage,omitempty"`
+	Done   bool     `json:"done,omitempty"`
+	Err    string   `json:"err,omitempty"`
+	Linked []string `json:"linked,omitempty"` // programs of Setup.Tools that the image lacks, sorted
 }
 
 // Setup makes the bare guest into the job's machine. All sizes are bytes.
@@ -132,6 +133,7 @@ type Setup struct {
 	Nested    bool        `json:"nested,omitempty"`
 	Record    bool        `json:"record,omitempty"` // samples will be asked for (OpSample): listen for what ends
 	Services  ServiceExec `json:"services,omitempty"`
+	Tools     string      `json:"tools,omitempty"` // directory (of a Mount) whose programs are put on the PATH where the image lacks them
 }
 
 // Disk names a block device by its virtio serial.

@@ -26,6 +26,9 @@ type job struct {
 	egress *supervise.Egress // nil under a [net] mode that has no switch
 	image  Image
 
+	tools     *supervise.Disk // nil = none
+	toolNames []string        // of its programs
+
 	services      execdrv.Services
 	serviceImages []Image // of services.All
 
@@ -61,6 +64,7 @@ func (r *Runner) steps(j *job) []Step {
 		{Name: "admission", Do: func(ctx context.Context) error { return r.admit(ctx, j) },
 			Undo: func(context.Context) error { return r.undoAdmit(j) }},
 		{Name: "image", Do: func(ctx context.Context) error { return r.resolveAll(ctx, j) }},
+		{Name: "tools", Do: func(ctx context.Context) error { return r.readyTools(ctx, j) }},
 		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
 			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
 		{Name: "boot", Do: func(ctx context.Context) error { return r.launch(ctx, j) }},
@@ -79,6 +83,7 @@ func (r *Runner) stepDone(j *job, name string, took time.Duration) {
 		}
 		r.say("%s in %s: %d %s, %s memory%s%s", how, seconds(took), j.spec.CPUs, plural(j.spec.CPUs, "CPU"),
 			execdrv.MiBText(j.spec.MemMiB), prefixed(", kernel ", j.state.Kernel), prefixed(", ", j.state.Accel))
+		r.sayTools(j)
 	}
 }
 
@@ -280,6 +285,9 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit,
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
 		Record: r.recordSpec(j),
+	}
+	if j.tools != nil {
+		s.Disks = append(s.Disks, *j.tools)
 	}
 	s.Net.Egress = j.egress
 	if len(j.services.All) > 0 {

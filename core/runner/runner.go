@@ -41,6 +41,13 @@ type Images interface {
 	Resolve(ctx context.Context, q ImageQuery, progress func(line string)) (Image, error)
 }
 
+// Tools makes the host's tools ready for guests ([executor] tools_dir).
+type Tools interface {
+	// Ready packs the directory as it is now, unless that is done already, and
+	// names its programs, sorted.
+	Ready(ctx context.Context, progress func(line string)) (root supervise.Image, names []string, err error)
+}
+
 // ImageQuery is what a job says of its image. Auth holds secrets.
 type ImageQuery struct {
 	Ref         string
@@ -155,6 +162,7 @@ type Runner struct {
 	Sites    Sites // nil = no standing lists are kept
 	// Recordings keeps what guests record; nil = they record nothing.
 	Recordings Recordings
+	Tools      Tools      // nil = guests get none
 	Gate       admit.Gate // nil = everything is admitted
 	History    History    // nil = nothing is remembered
 	Set        Settings

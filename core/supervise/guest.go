@@ -66,7 +66,12 @@ func (g *guest) with(ctx context.Context) (context.Context, context.CancelFunc) 
 
 // prepareSteps are done once in a supervisor's life.
 func (s *supervisor) prepareSteps() []step {
-	var image *fsx.Lock
+	var images []*fsx.Lock
+	letGo := func() {
+		for _, l := range images {
+			l.Close()
+		}
+	}
 	steps := []step{
 		{"socket", func(context.Context) error {
 			l, err := s.listen()
@@ -77,9 +82,11 @@ func (s *supervisor) prepareSteps() []step {
 			return nil
 		}, nil}, // finish stops listening, after it told of the end
 		{"image", func(ctx context.Context) (err error) {
-			image, err = s.holdImage(ctx)
+			if images, err = s.holdImages(ctx); err != nil {
+				letGo()
+			}
 			return err
-		}, func() { image.Close() }},
+		}, letGo},
 		{"disk", func(context.Context) error {
 			if s.spec.Upper <= 0 {
 				return nil
@@ -125,21 +132,38 @@ func (s *supervisor) prepareSteps() []step {
 	return steps
 }
 
-// holdImage keeps the image from `vk gc` for the guest's life.
-func (s *supervisor) holdImage(ctx context.Context) (*fsx.Lock, error) {
+// holdImages keeps the root and the other images from `vk gc` for the guest's
+// life. What it holds is returned also with an error.
+func (s *supervisor) holdImages(ctx context.Context) ([]*fsx.Lock, error) {
+	all := []Image{s.spec.Image}
+	for _, d := range s.spec.Disks {
+		all = append(all, d.Image)
+	}
+	var out []*fsx.Lock
+	for _, i := range all {
+		l, err := holdImage(ctx, i)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
+func holdImage(ctx context.Context, i Image) (*fsx.Lock, error) {
 	var l *fsx.Lock
-	if p := s.spec.Image.Lock; p != "" {
+	if p := i.Lock; p != "" {
 		wctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		var err error
 		if l, err = fsx.AcquireLock(wctx, p, true); err != nil {
-			return nil, fmt.Errorf("holding image %s: %w", s.spec.Image.Ref, err)
+			return nil, fmt.Errorf("holding image %s: %w", i.Ref, err)
 		}
 	}
-	if _, err := os.Stat(s.spec.Image.Path); err != nil {
+	if _, err := os.Stat(i.Path); err != nil {
 		l.Close()
-		return nil, fault.Newf(fault.NotFound, "image %s is not on this host any more", s.spec.Image.Ref).
-			Hint("vk pull %s", s.spec.Image.Ref).Because(err)
+		return nil, fault.Newf(fault.NotFound, "image %s is not on this host any more", i.Ref).
+			Hint("vk pull %s", i.Ref).Because(err)
 	}
 	return l, nil
 }
@@ -217,6 +241,9 @@ func (s *supervisor) boot(ctx context.Context) error {
 	if s.spec.Upper > 0 {
 		ms.Disks = append(ms.Disks, machine.Disk{Path: filepath.Join(s.dir, UpperFile), Serial: UpperSerial})
 	}
+	for i, d := range s.spec.Disks {
+		ms.Disks = append(ms.Disks, machine.Disk{Path: d.Image.Path, Serial: diskSerial(i), ReadOnly: true})
+	}
 	for i, sh := range s.spec.Shares {
 		ms.Shares = append(ms.Shares, machine.Share{Tag: shareTag(i), Source: sh.Source, ReadOnly: sh.ReadOnly})
 	}
@@ -275,6 +302,8 @@ func (s *supervisor) nicFile() (*os.File, error) {
 	return s.port.Replug()
 }
 
+func diskSerial(i int) string { return "vk-disk" + strconv.Itoa(i) }
+
 func shareTag(i int) string { return "vk-share" + strconv.Itoa(i) }
 
 // contact waits for the agent's first answer.
@@ -299,7 +328,11 @@ func (s *supervisor) setup(ctx context.Context) error {
 	defer cancel()
 	g.ch.settle()
 	return bounded(ctx, func(ctx context.Context) error {
-		return g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
+		last, err := g.ch.client().Setup(ctx, s.guestSetup(), func(stage string) { s.board.stage("guest: " + stage) })
+		if err == nil && len(last.Linked) > 0 {
+			s.board.update(func(st *State) { st.Linked = last.Linked })
+		}
+		return err
 	})
 }
 
@@ -331,6 +364,12 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 		w.Net = &n
 	}
 	w.NotNamed = slices.ContainsFunc(s.spec.Services, func(v Service) bool { return v.named(s.spec.Hostname) })
+	for i, d := range s.spec.Disks {
+		w.Mounts = append(w.Mounts, guestwire.Mount{Kind: "disk", Source: diskSerial(i), FSType: d.Image.FSType, Target: d.Target, ReadOnly: true})
+		if d.Tools {
+			w.Tools = d.Target
+		}
+	}
 	for i, sh := range s.spec.Shares {
 		w.Mounts = append(w.Mounts, guestwire.Mount{Kind: "virtiofs", Source: shareTag(i), Target: sh.Target, ReadOnly: sh.ReadOnly})
 	}

@@ -44,6 +44,7 @@ type Spec struct {
 
 	Net    NetSpec `json:"net"`
 	Shares []Share `json:"shares,omitempty"`
+	Disks  []Disk  `json:"disks,omitempty"`
 	Dirs   []Dir   `json:"dirs,omitempty"`
 
 	// Owner, when its PID is not 0, is the process without which this guest
@@ -143,6 +144,19 @@ type Share struct {
 	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
+// Disk is a read-only filesystem image, of something of the host's, that the
+// guest mounts. It is held like the root for the guest's life.
+type Disk struct {
+	Image  Image  `json:"image"`
+	Target string `json:"target"`
+	// Tools puts the programs in it on the PATH where the root lacks them; of
+	// one disk at most.
+	Tools bool `json:"tools,omitempty"`
+}
+
+// ToolsTarget is where a guest mounts its host's tools.
+const ToolsTarget = "/run/vk/tools"
+
 // Dir is a directory to make in the guest before anything runs; Mode 0 leaves an
 // existing one as it is.
 type Dir struct {
@@ -208,6 +222,9 @@ type State struct {
 	Exit     *Exit     `json:"exit,omitempty"` // once ended
 
 	Services []ServiceState `json:"services,omitempty"`
+
+	// Linked are the programs of the disk of tools that the root lacks.
+	Linked []string `json:"linked,omitempty"`
 
 	// Recording is the directory that the guest's recording is in; "" when it
 	// has none. RecordErr is why there is none although it was asked for.

@@ -317,7 +317,11 @@ func (a *agent) setup(st *yamux.Stream, body []byte) {
 	a.mu.Lock()
 	a.ready = true
 	a.mu.Unlock()
-	guestwire.Send(st, guestwire.Progress{Done: true})
+	p := guestwire.Progress{Done: true}
+	if s.Tools != "" {
+		p.Linked = a.d.Linked
+	}
+	guestwire.Send(st, p)
 }
 
 // fakeExec is a program of the host with the streams of a guest's.

@@ -43,6 +43,8 @@ type Driver struct {
 	Build *string
 	// SetupErr fails Setup at its second stage.
 	SetupErr string
+	// Linked is what a guest with tools says that it has linked.
+	Linked []string
 	// DieAtBoot ends a guest so as soon as it runs; boots counts from 1.
 	DieAtBoot func(boot int) machine.Reason
 	// Sample makes the n-th sample of each boot, from 1. Nil: guests record
