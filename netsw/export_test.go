@@ -8,3 +8,6 @@ func (s *Switch) UsedSockets() int64 { return s.sockets.used.Load() }
 
 // Held is how many bytes are held of flows being listened to.
 func (s *Switch) Held() int64 { return s.held.Load() }
+
+// DialUDP is the socket of a guest's UDP session.
+var DialUDP = dialUDP

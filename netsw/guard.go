@@ -18,7 +18,10 @@ import (
 //   - link-local 169.254.0.0/16, where clouds serve their metadata: always;
 //   - the gateway's address: unless HostLoopback, or HostPorts has the port;
 //     then it means the host's 127.0.0.1;
-//   - every address of the host's interfaces: unless HostLoopback.
+//   - every address of the host's interfaces: unless HostLoopback;
+//   - the broadcast addresses of their networks, which are the host's too and
+//     everybody's beside it: always. A socket for a guest cannot send to one
+//     either, whatever the interface calls its broadcast address: see dialUDP.
 //
 // It also runs on the address that a connection really got: see local.
 type hostGuard struct {
@@ -29,7 +32,7 @@ type hostGuard struct {
 
 	mu    sync.Mutex
 	read  time.Time
-	addrs map[netip.Addr]bool
+	addrs map[netip.Addr]string // with the reason they are refused for
 	err   error
 }
 
@@ -70,15 +73,15 @@ func (g *hostGuard) check(dst netip.AddrPort) policy.Verdict {
 		return refuse("a multicast, reserved or broadcast address")
 	case g.subnet.Contains(a):
 		return refuse("no guest of the job has this address")
-	case g.loopback:
+	}
+	why, err := g.own(a)
+	switch {
+	case g.loopback && why != toAll:
 		return policy.Verdict{Allow: true}
-	}
-	own, err := g.own(a)
-	if err != nil {
+	case err != nil:
 		return refuse("the host's addresses cannot be read: " + err.Error())
-	}
-	if own {
-		return refuse(ownAddress)
+	case why != "":
+		return refuse(why)
 	}
 	return policy.Verdict{Allow: true}
 }
@@ -91,8 +94,12 @@ func (g *hostGuard) target(dst netip.AddrPort) netip.AddrPort {
 	return dst
 }
 
-// ownAddress is the reason that a connection which local found out is refused for.
-const ownAddress = "an address of the host"
+// Why an address of the host's interfaces is refused; ownAddress is also what a
+// connection which local found out is refused for.
+const (
+	ownAddress = "an address of the host"
+	toAll      = "a broadcast address of a network of the host's"
+)
 
 // local tells a connection that ended up on the host itself although its
 // address was not known to be the host's: the kernel talks to an own address
@@ -106,7 +113,8 @@ func (g *hostGuard) guards(dst netip.AddrPort) bool {
 	return !g.loopback && dst.Addr() != g.gateway
 }
 
-func (g *hostGuard) own(a netip.Addr) (bool, error) {
+// own is why an address is refused as one of the host's; "" if it is none.
+func (g *hostGuard) own(a netip.Addr) (why string, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.addrs == nil || time.Since(g.read) > guardAge {
@@ -116,18 +124,30 @@ func (g *hostGuard) own(a netip.Addr) (bool, error) {
 	return g.addrs[a], g.err
 }
 
-func hostAddrs() (map[netip.Addr]bool, error) {
+func hostAddrs() (map[netip.Addr]string, error) {
 	list, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("reading the addresses of the host's interfaces: %w", err)
 	}
-	out := make(map[netip.Addr]bool)
+	out := make(map[netip.Addr]string)
 	for _, a := range list {
-		if n, ok := a.(*net.IPNet); ok {
-			if ip, ok := netip.AddrFromSlice(n.IP); ok {
-				out[ip.Unmap()] = true
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		ip, _ := netip.AddrFromSlice(n.IP)
+		ip = ip.Unmap()
+		// Of a network of two or one, all addresses are machines' (RFC 3021). The
+		// first of a larger one is the broadcast address to older kernels.
+		if ones, bits := n.Mask.Size(); ip.Is4() && bits == 32 && ones <= 30 {
+			p := netip.PrefixFrom(ip, ones).Masked()
+			for _, b := range []netip.Addr{p.Addr(), lastAddr(p)} {
+				if out[b] == "" {
+					out[b] = toAll
+				}
 			}
 		}
+		out[ip] = ownAddress
 	}
 	return out, nil
 }

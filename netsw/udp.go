@@ -2,6 +2,7 @@ package netsw
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
@@ -44,7 +46,7 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		p.c.drop(DropLimit)
 		return true
 	}
-	conn, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(g.sw.guard.target(dst)))
+	conn, err := dialUDP(g.sw.guard.target(dst))
 	if err != nil {
 		g.sw.sockets.release()
 	}
@@ -93,6 +95,19 @@ func (g *gateway) handleUDP(id stack.TransportEndpointID, pkt *stack.PacketBuffe
 		p.forget(s)
 	}
 	return true
+}
+
+// dialUDP connects a socket of the host's. It cannot send to a broadcast address
+// (EACCES), which package net would have it do.
+func dialUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		if cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 0) }); cerr != nil {
+			return cerr
+		}
+		return os.NewSyscallError("setsockopt", err)
+	}}
+	return d.DialUDP(context.Background(), "udp4", netip.AddrPort{}, to)
 }
 
 // cuttable lets datagrams to the guest be cut on their way: behind it may be a
