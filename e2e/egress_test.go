@@ -130,6 +130,7 @@ virtkit: egress audit: what this run contacted:
 virtkit:   dns deb.web.test (2 times)
 virtkit:   dns one.test (once)
 virtkit:   tcp 198.51.100.2:80 (once): no lookup behind it
+virtkit: egress audit: for allowlists of it run on the host: vk egress suggest `+j.id+`
 virtkit: names this job has contacted under unrestricted egress: deb.web.test, one.test
 `, j.end)
 
@@ -400,6 +401,7 @@ vk:   dns one.test (once): outside --allow-name
 `, said)
 	out, said = run(append([]string{"--audit-egress", "--allow-name", "web.test,one.test"}, script...)...)
 	want(t, "--allow-name", "name\nlookup\n", out)
+	said, suggest, _ := strings.Cut(said, "vk: egress audit: for allowlists of it run on the host: vk egress suggest ")
 	want(t, "--allow-name", `
 vk: egress blocked by the allowlist:
 vk:   tcp 198.51.100.2:80 (once): outside --allow-ip
@@ -407,6 +409,9 @@ vk: egress audit: what this run contacted:
 vk:   dns deb.web.test (2 times)
 vk:   dns one.test (once)
 `, said)
+	if list, err := h.Run(t.Context(), "egress", "suggest", strings.TrimSpace(suggest)); err != nil || !strings.Contains(list, `"deb.web.test", # dns, 2 times`) {
+		t.Errorf("vk egress suggest %s: %v\n%s", suggest, err, list)
+	}
 	if list, err := h.Run(t.Context(), "egress-report"); err != nil || strings.Count(list, "\nrun-") != 2 {
 		t.Errorf("vk egress-report: %v\n%s", err, list)
 	}

@@ -7,6 +7,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
+	"virtkit/applets/internal/wire"
+	"virtkit/core/conf"
 	"virtkit/core/policy"
 )
 
@@ -76,7 +78,27 @@ func (a *app) suggestEgress(ctx context.Context, job string, o suggestOptions) e
 		a.warn("the log of %s was full: some of what it reached is not in the list", r.Name)
 	}
 	s := policy.Suggest(r.Record, names, &r.Egress.Policy)
-	return printSuggestion(a.env.Stdout, r.ID, s, o)
+	if err := printSuggestion(a.env.Stdout, r.ID, s, o); err != nil || o.json {
+		return err
+	}
+	return a.tellWhere(o.vars)
+}
+
+// tellWhere says where a suggestion is to be pasted, and how to try it.
+func (a *app) tellWhere(vars bool) error {
+	if vars {
+		a.say(`for the job in .gitlab-ci.yml; %s: "1" beside it tries it and blocks nothing`, policy.DryRunVariable)
+		return nil
+	}
+	file, err := conf.Find(a.overrides().Getenv(a.env), wire.Home(a.env))
+	if err != nil {
+		return err
+	}
+	if file == "" {
+		file = conf.SystemFile
+	}
+	a.say("for %s, in place of the lists of an [egress] that is there; dry_run = true beside them tries them and blocks nothing", file)
+	return nil
 }
 
 func printSuggestion(w io.Writer, id string, s policy.Suggestion, o suggestOptions) error {

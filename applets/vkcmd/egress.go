@@ -70,7 +70,7 @@ func (a *app) tellEgress(ctx context.Context, g guest) {
 	}
 	lines := policy.DenialLines(r.Record, nil)
 	if r.Egress.Audit {
-		lines = append(lines, policy.AuditLines(r.Record)...)
+		lines = append(lines, policy.AuditLines(r.Record, r.Name)...)
 	}
 	for _, line := range lines {
 		a.say("%s", strings.TrimPrefix(line, "virtkit: "))

@@ -93,6 +93,7 @@ vk:   dns pypi.org (once): outside the job's MICROVM_EGRESS_ALLOW_NAME
 vk:   tcp 192.0.2.9:22 (once) from service db: outside the job's MICROVM_EGRESS_ALLOW_IP
 vk: egress audit: what this run contacted:
 vk:   dns deb.debian.org (2 times)
+vk: egress audit: for allowlists of it run on the host: vk egress suggest x
 `
 	if code != 3 || out != "out" || stderr != want {
 		t.Errorf("status %d, stdout %q, stderr:\n%s", code, out, cmp.Diff(want, stderr))

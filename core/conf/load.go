@@ -14,13 +14,13 @@ import (
 	"virtkit/core/fault"
 )
 
-// systemFile is the last place looked at.
-const systemFile = "/etc/virtkit/config.toml"
+// SystemFile is the configuration of the whole host, the last place looked at.
+const SystemFile = "/etc/virtkit/config.toml"
 
 // Find names the file that Load reads, "" when there is none. home may be
 // empty. A $VIRTKIT_CONFIG that cannot be found is an error.
 func Find(getenv func(string) string, home string) (string, error) {
-	file, _, err := find(getenv, home, systemFile)
+	file, _, err := find(getenv, home, SystemFile)
 	return file, err
 }
 
@@ -59,7 +59,7 @@ func find(getenv func(string) string, home, system string) (file string, warning
 // Load finds and reads the configuration and applies the environment:
 // VIRTKIT_STATE_DIR and VIRTKIT_ACCEL override their keys.
 func Load(getenv func(string) string, home string) (*Config, error) {
-	return load(getenv, home, systemFile)
+	return load(getenv, home, SystemFile)
 }
 
 func load(getenv func(string) string, home, system string) (*Config, error) {

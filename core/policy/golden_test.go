@@ -153,7 +153,7 @@ func TestTraces(t *testing.T) {
 			var b strings.Builder
 			b.WriteString("# step_script\n" + lines(policy.DenialLines(first, w.policy.Hub.Rules)))
 			b.WriteString("# after_script\n" + lines(policy.DenialLines(all.Since(first), w.policy.Hub.Rules)))
-			b.WriteString("# audit\n" + lines(policy.AuditLines(all)))
+			b.WriteString("# audit\n" + lines(policy.AuditLines(all, "42137")))
 			st := &policy.Standing{Version: 1}
 			st.Add(w.policy.Fingerprint(), all.ContactedNames(), w.clock.at)
 			b.WriteString("# standing\n" + st.Line(w.policy.Fingerprint()) + "\n")

@@ -191,7 +191,7 @@ func TestHostileStrings(t *testing.T) {
 		e.Asked(policy.Flow{Port: "build\nx", Proto: policy.TCP, Dst: netip.MustParseAddrPort("192.0.2.1:1")}, n)
 	}
 	s := e.Recorder().Snapshot()
-	all := lines(policy.AuditLines(s)) + lines(policy.DenialLines(s, []string{"a\nb"})) + policy.Suggest(s, []string{"x\ny"}, nil).TOML()
+	all := lines(policy.AuditLines(s, "a\nb")) + lines(policy.DenialLines(s, []string{"a\nb"})) + policy.Suggest(s, []string{"x\ny"}, nil).TOML()
 	for _, l := range strings.Split(all, "\n") {
 		if len(l) > 1200 || strings.ContainsFunc(l, func(r rune) bool { return r < ' ' || r > '~' && r != '…' }) {
 			t.Errorf("a line of %d bytes: %.200q", len(l), l)

@@ -122,8 +122,9 @@ func DenialLines(delta Record, hubRules []string) []string {
 }
 
 // AuditLines is the audit of a phase: what it looked up, and the addresses it
-// went to without a lookup behind them.
-func AuditLines(r Record) []string {
+// went to without a lookup behind them; job, if it is not "", is what people
+// call the job or guest by, to have lists made of that.
+func AuditLines(r Record, job string) []string {
 	what := "this run"
 	if r.Phase == Build {
 		what = "this build"
@@ -144,6 +145,9 @@ func AuditLines(r Record) []string {
 	out := blockOf("egress audit: what "+what+" contacted", l, auditLines)
 	if n := r.Uncounted.Observed; n > 0 {
 		out = append(out, "virtkit:   and "+number64(n)+" more contacts, only counted: the log is full")
+	}
+	if job != "" {
+		out = append(out, "virtkit: egress audit: for allowlists of it run on the host: vk egress suggest "+CleanText(job, maxText))
 	}
 	return out
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"virtkit/core/execdrv"
@@ -232,7 +233,7 @@ func hubRules(h *policy.HubEgress) []string {
 
 func (r *Runner) endOfRun(e supervise.EgressRecord) {
 	if e.Egress.Audit {
-		for _, line := range policy.AuditLines(e.Record) {
+		for _, line := range policy.AuditLines(e.Record, jobNumber(e)) {
 			r.write(line + "\n")
 		}
 	}
@@ -247,6 +248,9 @@ func (r *Runner) endOfRun(e supervise.EgressRecord) {
 	}
 	r.write(list.Line(fp) + "\n")
 }
+
+// jobNumber is GitLab's number of the job, by which people know it.
+func jobNumber(e supervise.EgressRecord) string { n, _, _ := strings.Cut(e.ID, "-"); return n }
 
 func readTold(dir string) (policy.Record, error) {
 	var rec policy.Record

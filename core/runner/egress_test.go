@@ -71,7 +71,7 @@ func (w *world) switchboard() (do func(policy.Flow)) {
 		if stage != "" {
 			e.Recorder().SetStage(stage)
 		}
-		return supervise.EgressRecord{Egress: *s.Net.Egress, Record: e.Recorder().Snapshot()}
+		return supervise.EgressRecord{ID: s.ID, Egress: *s.Net.Egress, Record: e.Recorder().Snapshot()}
 	}
 	return func(f policy.Flow) {
 		f.Port = "runner"
@@ -138,6 +138,7 @@ virtkit:   dns between.example (once): outside the node's [egress] allow_name
 	w.wantLines("the end", `
 virtkit: egress audit: what this run contacted:
 virtkit:   dns deb.debian.org (once)
+virtkit: egress audit: for allowlists of it run on the host: vk egress suggest 77
 virtkit: names this job has contacted under egress policy `+fp+`: deb.debian.org
 `)
 	if s := names["42-acme-web/test_unit-"+digest8("test unit")]; s == nil || !cmp.Equal(s.Names(fp), []string{"deb.debian.org"}) {
