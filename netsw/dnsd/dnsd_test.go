@@ -398,3 +398,31 @@ func TestPipelining(t *testing.T) {
 		t.Errorf("%d different answers, want %d", len(seen), n)
 	}
 }
+
+// An answer over TCP is believed only if it is the question's: same identifier,
+// same name.
+func TestAnswersOverTCP(t *testing.T) {
+	for what, spoil := range map[string]func(r *dns.Msg){
+		"as it is":           func(*dns.Msg) {},
+		"another identifier": func(r *dns.Msg) { r.Id ^= 0x55 },
+		"another name":       func(r *dns.Msg) { r.Question[0].Name = "b.test." },
+		"a question":         func(r *dns.Msg) { r.Response = false },
+	} {
+		t.Run(what, func(t *testing.T) {
+			up := upstream(t, func(w dns.ResponseWriter, q *dns.Msg, tcp bool) {
+				r := new(dns.Msg).SetReply(q)
+				if r.Truncated = !tcp; tcp {
+					addA(r, "a.test.", "192.0.2.7", 60)
+					spoil(r)
+				}
+				_ = w.WriteMsg(r)
+			})
+			j := &job{wants: true}
+			r := ask(t, "tcp", server(t, j, up), question("a.test.", dns.TypeA))
+			good := what == "as it is"
+			if (r.Rcode == dns.RcodeSuccess) != good || len(j.answered) > 0 != good {
+				t.Errorf("%v, told of %v", r, j.answered)
+			}
+		})
+	}
+}
