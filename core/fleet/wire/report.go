@@ -62,10 +62,14 @@ const (
 
 // State is a node's state as it persists it, and what it does about it.
 type State struct {
-	Node        NodeState    `json:"node"`
-	Applied     *Applied     `json:"applied,omitempty"` // nil: no desired state was ever applied
-	Acquisition Acquisition  `json:"acquisition"`
-	Runner      RunnerMode   `json:"runner"`
+	Node        NodeState   `json:"node"`
+	Applied     *Applied    `json:"applied,omitempty"` // nil: no desired state was ever applied
+	Acquisition Acquisition `json:"acquisition"`
+	Runner      RunnerMode  `json:"runner"`
+	// LastCommand is the command that this enrollment journaled last, kept when
+	// its entry is not. A hub that has no record of it was restored from a
+	// backup that is older.
+	LastCommand string       `json:"last_command,omitempty"`
 	Unsupported []string     `json:"unsupported,omitempty"` // what was asked and cannot be carried out
 	Concurrency *Concurrency `json:"concurrency,omitempty"`
 	Drain       *Drain       `json:"drain,omitempty"` // while draining
@@ -138,9 +142,9 @@ type Placed struct {
 }
 
 func (s *State) check() error {
-	var err error
+	err := optHex("last_command", s.LastCommand, IDLen)
 	if !oneOf(s.Node, NodeStates...) {
-		err = fmt.Errorf("node state %q is not known", s.Node)
+		err = errors.Join(err, fmt.Errorf("node state %q is not known", s.Node))
 	}
 	if !oneOf(s.Acquisition, Taking, Quitting, Stopped) {
 		err = errors.Join(err, fmt.Errorf("acquisition %q is not known", s.Acquisition))

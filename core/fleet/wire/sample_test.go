@@ -61,7 +61,7 @@ func samples() map[string]wire.Message {
 			Omitted: 2,
 			State: &wire.State{
 				Node: wire.Draining, Applied: &wire.Applied{Generation: 3, ID: h("4", wire.IDLen), Policy: policy}, Acquisition: wire.Quitting, Runner: wire.RunnerNone,
-				Unsupported: []string{"the runner may still take jobs"}, Concurrency: &wire.Concurrency{Estimate: 5, HubCeiling: 4, LocalCeiling: 8, Effective: 4, Error: "permission denied"},
+				LastCommand: commandID, Unsupported: []string{"the runner may still take jobs"}, Concurrency: &wire.Concurrency{Estimate: 5, HubCeiling: 4, LocalCeiling: 8, Effective: 4, Error: "permission denied"},
 				Drain: &wire.Drain{RunnerExited: true, AdmissionIdle: true, Jobs: 1}, Conflict: "the hub's state is another one of the same generation",
 				Update: progress(wire.PhaseRolledBack), Reset: progress(wire.PhaseDone), Tools: progress(wire.PhaseFailed),
 				Placed: &wire.Placed{Runner: "gitlab-runner.service", Limit: 8, ImageCacheIdleSecs: 1800, Jobs: 2, ReservationsPending: 1},
