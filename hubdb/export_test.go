@@ -1,0 +1,42 @@
+package hubdb
+
+import (
+	"context"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Made is the schema that the migrations make.
+func Made(ctx context.Context) (string, error) {
+	dir, err := os.MkdirTemp("", "hubdb")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	was := golden
+	golden = "" // what is to be written anew must not refuse it
+	defer func() { golden = was }()
+	d, err := Open(ctx, filepath.Join(dir, "db"))
+	if err != nil {
+		return "", err
+	}
+	defer d.Close()
+	have, err := schema(ctx, d.conn)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(have)) {
+		b.WriteString(have[name] + ";\n")
+	}
+	return b.String(), nil
+}
+
+// WALSize is the size of the log.
+func (d *DB) WALSize() int64 { return d.walSize() }
+
+// WALBound is what the log may grow to with a reader that ends its reads.
+const WALBound = walBytes
