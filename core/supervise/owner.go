@@ -64,8 +64,8 @@ func (o Owner) open() (int, error) {
 	return fd, nil
 }
 
-// wait blocks until the process is gone or ctx ends.
-func (o Owner) wait(ctx context.Context) error {
+// Wait blocks until the process is gone or ctx ends, which is the error then.
+func (o Owner) Wait(ctx context.Context) error {
 	fd, err := o.open()
 	if err == nil && fd < 0 {
 		return nil

@@ -426,7 +426,7 @@ func (s *supervisor) watchOwner(ctx context.Context) {
 		return
 	}
 	go func() {
-		if o.wait(ctx) == nil {
+		if o.Wait(ctx) == nil {
 			s.orphaned()
 			s.end(&ending{reason: ReasonOwnerGone, detail: fmt.Sprintf("process %d, which the guest was for, is gone", o.PID)})
 		}

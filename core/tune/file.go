@@ -98,8 +98,8 @@ func readConfig(path string) (*config, error) {
 	return c, nil
 }
 
-// origSuffix names the first version of a file, kept for ever.
-const origSuffix = ".vk-orig"
+// OrigSuffix names the first version of a file, kept for ever.
+const OrigSuffix = ".vk-orig"
 
 // replace puts data in the file's place, with its mode and owner, after keeping
 // the original once. A crash at any instruction leaves the old file or the new
@@ -107,7 +107,7 @@ const origSuffix = ".vk-orig"
 func (c *config) replace(data []byte) error {
 	c.sweep()
 	if err := c.keepOriginal(); err != nil {
-		return fmt.Errorf("keeping %s%s: %w", c.path, origSuffix, err)
+		return fmt.Errorf("keeping %s%s: %w", c.path, OrigSuffix, err)
 	}
 	tmp, err := c.write(data, c.st.Mode().Perm())
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *config) sweep() {
 }
 
 func (c *config) keepOriginal() error {
-	orig := c.path + origSuffix
+	orig := c.path + OrigSuffix
 	if _, err := os.Lstat(orig); err == nil || !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
