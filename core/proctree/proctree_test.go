@@ -2,9 +2,12 @@ package proctree_test
 
 import (
 	"bufio"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -71,5 +74,56 @@ func TestMeasureOfNobody(t *testing.T) {
 	}
 	if s, err := proctree.Measure(cmd.Process.Pid); err == nil {
 		t.Errorf("%+v", s)
+	}
+}
+
+// A process's memory counts, and its children's with it.
+func TestResident(t *testing.T) {
+	own, err := proctree.Resident(os.Getpid())
+	if err != nil || own < 1<<20 {
+		t.Fatalf("%d bytes, %v", own, err)
+	}
+	block := make([]byte, 64<<20)
+	for i := range block {
+		block[i] = byte(i >> 12) // touched, and no two pages alike
+	}
+	more, err := proctree.Resident(os.Getpid())
+	if err != nil || more < own+48<<20 {
+		t.Errorf("%d bytes after another 64 MiB, %d before (%v)", more, own, err)
+	}
+	runtime.KeepAlive(block)
+	if _, err := proctree.Resident(1 << 22); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("of nobody: %v", err)
+	}
+}
+
+func TestResidentTree(t *testing.T) {
+	cmd := exec.Command("/bin/sh", "-c", `sleep 1000 & echo ready; read line; kill $!; wait; echo done; read line`)
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); cmd.Wait() })
+	r := bufio.NewReader(pipe)
+	measure := func(word string) int64 {
+		if l, err := r.ReadString('\n'); err != nil || l != word+"\n" {
+			t.Fatalf("%q, %v", l, err)
+		}
+		n, err := proctree.Resident(cmd.Process.Pid)
+		if err != nil || n <= 0 {
+			t.Fatal(n, err)
+		}
+		in.Write([]byte("\n"))
+		return n
+	}
+	if with, without := measure("ready"), measure("done"); with <= without {
+		t.Errorf("%d bytes with a child, %d without", with, without)
 	}
 }

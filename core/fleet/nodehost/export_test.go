@@ -1,0 +1,27 @@
+package nodehost
+
+import "time"
+
+// NextRestart is nextRestart.
+func NextRestart(before, ran time.Duration) time.Duration { return nextRestart(before, ran) }
+
+// MountOf is mountOf in the mount table of a root.
+func MountOf(r Root, path string, dev Dev) (device, fstype string) {
+	ms, err := r.mounts()
+	if err != nil {
+		panic(err)
+	}
+	return mountOf(ms, path, dev)
+}
+
+// Points are the mount points of a root's mount table.
+func Points(r Root) (out []string) {
+	ms, _ := r.mounts()
+	for _, m := range ms {
+		out = append(out, m.point)
+	}
+	return out
+}
+
+// Words splits a command of a unit.
+func Words(s string) []string { return words(s) }
