@@ -64,10 +64,12 @@ type Managed struct {
 	mu       sync.Mutex
 	st       ManagedStatus
 	cur      runnerPID
+	told     bool // Want was called: what was left running is let alone before
 	shutdown bool
 }
 
-// NewManaged makes one that is not to take jobs yet: Want says when.
+// NewManaged makes one. Until Want is called no runner is started, and one that a
+// node before has left is not told anything.
 func NewManaged(o ManagedOptions) (*Managed, error) {
 	boot, err := bootID()
 	if err != nil {
@@ -112,7 +114,7 @@ func (m *Managed) Exited() bool { return m.Status().PID == 0 }
 // from that, so a runner that is wanted again meanwhile is followed by a new
 // one.
 func (m *Managed) Want(jobs bool) {
-	m.change(func() { m.st.Wanted = jobs })
+	m.change(func() { m.st.Wanted, m.told = jobs, true })
 	m.poke()
 }
 
@@ -303,7 +305,7 @@ func (m *Managed) follow(ctx context.Context, ended <-chan error) (quit bool, er
 	for {
 		var again <-chan time.Time
 		m.mu.Lock()
-		tell := !m.st.Wanted && !m.cur.Quit
+		tell := m.told && !m.st.Wanted && !m.cur.Quit
 		m.mu.Unlock()
 		if tell {
 			if err := m.quit(); err != nil {
