@@ -33,7 +33,11 @@ import (
 // A connection that is silent stays for as long as both ends keep it; the
 // host's keepalive finds a dead outside, and a guest that goes away ends its
 // connections by its port. A paused guest is no dead one: what it does not
-// acknowledge is repeated without end, ever more seldom.
+// acknowledge is repeated without end, ever more seldom. One that is only slow, as
+// its processor is shared, is not repeated to: how long it takes is measured (RFC
+// 6298), and what was repeated in vain is told by its timestamps (RFC 3522). There
+// are no selective acknowledgements (RFC 2018): what a guest drops it drops in
+// a row, when it has no room.
 //
 // The lock is the connection's own; the host's socket is written to under it,
 // never waited for. What is to go to the guest is queued under it and goes out
@@ -44,7 +48,7 @@ type conn struct {
 	id connID
 
 	cancel context.CancelFunc // of the dial
-	sock   *hostConn          // set once, before state is shaking
+	sock   *hostConn          // set once, before state is shaking; closed by endLocked
 
 	mu    sync.Mutex
 	moved sync.Cond // what run waits for may have come
@@ -52,27 +56,31 @@ type conn struct {
 	limit uint32 // of what is held for the guest, and of what is held of it; see share
 
 	// Towards the guest.
-	una, nxt    uint32 // oldest unacknowledged, and next to be sent
-	wnd         uint32 // how much the guest takes from una on
-	scale       uint8  // of its windows
-	mss         int    // payload of a full segment
-	stamps      bool   // both use timestamps (RFC 7323)
-	recent      uint32 // the guest's last one
-	sent        []sentFrames
-	finSent     bool
-	finAcked    bool
-	starved     bool // inward waits until resume says more than "no room"
-	pull        *scatter
-	stuck       item // what resume found no room for on the link
-	dups        int  // acknowledgements that say the same again
-	recover     uint32
-	recovering  bool // until recover is acknowledged
-	timer       *time.Timer
-	armed       bool
-	timedUna    uint32 // una when the timer was set
-	tries       int    // of the timer, without progress
-	headerReady [natHead + stampSize]byte
-	owed        uint8 // flags of what the link had no room for; see pay
+	una, nxt     uint32 // oldest unacknowledged, and next to be sent
+	wnd          uint32 // how much the guest takes from una on
+	scale        uint8  // of its windows
+	mss          int    // payload of a full segment
+	stamps       bool   // both use timestamps (RFC 7323)
+	recent       uint32 // the guest's last one
+	sent         []sentFrames
+	finSent      bool
+	finAcked     bool
+	starved      bool // inward waits until resume says more than "no room"
+	pull         *scatter
+	stuck        item // what resume found no room for on the link
+	dups         int  // acknowledgements that say the same again
+	recover      uint32
+	recovering   bool // until recover is acknowledged, or nothing was lost
+	timer        *time.Timer
+	armed        bool
+	timedUna     uint32        // una when the timer was set
+	tries        int           // of the timer, without progress
+	smooth, vary time.Duration // of the time that acknowledgements take; see measured
+	clock        time.Time     // when what is measured was sent; zero = nothing is
+	clocked      uint32        // what acknowledges it
+	repeated     uint32        // our timestamp when recovering began
+	headerReady  [natHead + stampSize]byte
+	owed         uint8 // flags of what the link had no room for; see pay
 
 	// From the guest.
 	rcv      uint32 // next expected
@@ -239,7 +247,6 @@ func (c *conn) run(ctx context.Context) {
 	if !c.dial(ctx, dst) {
 		return
 	}
-	defer c.sock.f.Close()
 	defer c.end(false)
 	limit := share(p.sw.openFlows.Add(1))
 	defer p.sw.openFlows.Add(-1)
@@ -276,7 +283,6 @@ func (c *conn) dial(ctx context.Context, dst netip.AddrPort) bool {
 		sock.reset()
 		return false
 	}
-	c.state = shaking
 	return true
 }
 
@@ -328,7 +334,10 @@ func (c *conn) refuse() {
 func (c *conn) shake(limit uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.limit = limit
+	if c.state == ended {
+		return false
+	}
+	c.state, c.limit = shaking, limit // together: what is answered from here on says a window
 	c.prepareHeader()
 	c.nxt = c.una + 1
 	c.answer(flagSyn | flagAck)
@@ -343,7 +352,7 @@ func (c *conn) shake(limit uint32) bool {
 // abort resets both ends; see flow.
 func (c *conn) abort() { c.end(true) }
 
-// end ends both sides: with a reset to the outside, or silently. Safe to call
+// end ends both sides: with a reset to the outside, or with a proper end. Safe to call
 // more than once.
 func (c *conn) end(withReset bool) {
 	c.mu.Lock()
@@ -366,8 +375,12 @@ func (c *conn) endLocked(withReset bool) {
 	}
 	c.sent, c.pending, c.held = nil, nil, 0
 	c.deafLocked()
-	if c.sock != nil && withReset {
+	switch {
+	case c.sock == nil:
+	case withReset:
 		c.sock.reset()
+	default:
+		c.sock.f.Close() // lets go who waits at it
 	}
 	c.moved.Broadcast()
 }

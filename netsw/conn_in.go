@@ -57,8 +57,8 @@ func (g *gather) add(b []byte) {
 // inputTCP takes a segment to the outside; false when it is not of a
 // connection of this kind but the stack's to look at.
 func (p *Port) inputTCP(ip *frame.IPv4, g *gather) bool {
-	if ip.Fragment() {
-		p.c.drop(DropProtocol)
+	if ip.Fragment() { // nobody's TCP cuts segments: it sends smaller ones
+		p.c.drop(DropFragment)
 		return true
 	}
 	s, ok := parseSegment(ip)
@@ -346,7 +346,13 @@ func (c *conn) finish() {
 // stamp remembers the guest's timestamp (RFC 7323), for the usual form alone:
 // two paddings before it.
 func (c *conn) stamp(s *segment) {
-	if c.stamps && len(s.opts) >= stampSize && s.opts[0] == 1 && s.opts[1] == 1 && s.opts[2] == 8 && int32(s.seq-c.rcv) <= 0 {
+	if c.stamped(s) && int32(s.seq-c.rcv) <= 0 {
 		c.recent = binary.BigEndian.Uint32(s.opts[4:])
 	}
+}
+
+// stamped says whether a segment has timestamps: its own in opts[4:], and the one
+// it echoes in opts[8:].
+func (c *conn) stamped(s *segment) bool {
+	return c.stamps && len(s.opts) >= stampSize && s.opts[0] == 1 && s.opts[1] == 1 && s.opts[2] == 8
 }

@@ -17,6 +17,9 @@ import (
 const (
 	againFirst = 400 * time.Millisecond
 	againMost  = 30 * time.Second
+	// againSlow is as long as it gets for a guest that takes its time: one that was
+	// paused for an hour is not slow.
+	againSlow = 4 * time.Second
 	// shakeTries is how often a guest is told that its connection stands: 400 ms
 	// and six times twice as long is 50 seconds.
 	shakeTries = 6
@@ -172,8 +175,9 @@ func (c *conn) acked(s *segment) {
 	switch {
 	case int32(n) > 0 && int32(c.nxt-s.ack) >= 0:
 		c.una = s.ack
+		c.measured()
 		if c.armed && c.tries > 0 { // it was set for one who did not answer
-			c.timer.Reset(againFirst)
+			c.timer.Reset(c.patience())
 			c.timedUna = c.una
 		}
 		c.dups, c.tries = 0, 0
@@ -183,7 +187,7 @@ func (c *conn) acked(s *segment) {
 			c.finish()
 		}
 		if c.recovering {
-			if int32(c.una-c.recover) >= 0 {
+			if int32(c.una-c.recover) >= 0 || c.answersFirst(s) {
 				c.recovering = false
 			} else {
 				c.again() // the next hole
@@ -194,13 +198,54 @@ func (c *conn) acked(s *segment) {
 		return
 	case n == 0 && len(s.data) == 0 && wnd == c.wnd && c.nxt != c.una && s.flags&flagFin == 0:
 		if c.dups++; c.dups == 3 && !c.recovering {
-			c.recovering, c.recover = true, c.nxt
+			c.recoverFrom()
 			c.again()
 		}
 	case int32(n) < 0:
 		return // old, and so is its window
 	}
 	c.wnd = wnd
+}
+
+// recoverFrom begins to repeat what is not acknowledged.
+func (c *conn) recoverFrom() {
+	c.recovering, c.recover, c.repeated = true, c.nxt, stampNow()
+}
+
+// answersFirst tells an acknowledgement of what was sent first from one of what
+// was repeated, by the timestamp that it echoes: then nothing was lost, and no
+// more of it needs repeating (RFC 3522).
+func (c *conn) answersFirst(s *segment) bool {
+	return c.stamped(s) && int32(binary.BigEndian.Uint32(s.opts[8:])-c.repeated) < 0
+}
+
+// measure has the time be taken that the last byte before nxt takes to be
+// acknowledged, unless another's is.
+func (c *conn) measure() {
+	if c.clock.IsZero() {
+		c.clock, c.clocked = time.Now(), c.nxt
+	}
+}
+
+// measured takes the time when what is measured is acknowledged (RFC 6298).
+func (c *conn) measured() {
+	if c.clock.IsZero() || int32(c.una-c.clocked) < 0 {
+		return
+	}
+	took := time.Since(c.clock)
+	c.clock = time.Time{}
+	if c.smooth == 0 {
+		c.smooth, c.vary = took, took/2
+		return
+	}
+	c.vary += ((took - c.smooth).Abs() - c.vary) / 4
+	c.smooth += (took - c.smooth) / 8
+}
+
+// patience is how long an acknowledgement may take.
+func (c *conn) patience() time.Duration {
+	d := min(max(c.smooth+4*c.vary, againFirst), againSlow)
+	return min(d<<min(c.tries, 10), againMost)
 }
 
 // forget lets go of what is acknowledged.
@@ -219,6 +264,7 @@ func (c *conn) forget() {
 
 // again sends the oldest segment that is not acknowledged once more.
 func (c *conn) again() {
+	c.clock = time.Time{} // an acknowledgement would not say of which of the two it is
 	switch {
 	case c.state == shaking:
 		c.answer(flagSyn | flagAck)
@@ -248,7 +294,7 @@ func (c *conn) arm() {
 		return
 	}
 	c.armed, c.timedUna = true, c.una
-	d := min(againFirst<<min(c.tries, 10), againMost)
+	d := c.patience()
 	if c.timer == nil {
 		c.timer = time.AfterFunc(d, c.timeout)
 		return
@@ -272,7 +318,7 @@ func (c *conn) timeout() {
 			return
 		}
 		if c.nxt != c.una {
-			c.recovering, c.recover = true, c.nxt
+			c.recoverFrom()
 		}
 		c.again()
 	}
@@ -496,6 +542,7 @@ func (c *conn) send(r *scatter, wait bool) bool {
 	buf.hold()
 	c.sent = append(c.sent, sentFrames{c.nxt, c.nxt + uint32(n), buf})
 	c.nxt += uint32(n)
+	c.measure()
 	c.arm()
 	c.mu.Unlock()
 	c.p.c.received.Add(uint64(n))
@@ -535,8 +582,8 @@ func (c *conn) deliver(it item) {
 // until both sides have ended.
 func (c *conn) sayEnd() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if c.state == ended {
+		c.mu.Unlock()
 		return
 	}
 	c.finSent = true
@@ -544,7 +591,15 @@ func (c *conn) sayEnd() {
 	c.answer(flagAck | flagFin)
 	c.p.kick()
 	c.arm()
-	for c.state != ended {
+	c.mu.Unlock()
+	failed := c.sock.failed()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if failed {
+		c.failLocked()
+		c.p.kick()
+	}
+	for c.state != ended { // the guest has yet to acknowledge
 		c.moved.Wait()
 	}
 }

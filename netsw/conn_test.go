@@ -30,6 +30,8 @@ type talker struct {
 	dst      netip.AddrPort
 	seq, ack uint32 // next to send, next expected
 	wnd      uint16
+	stamps   bool   // say timestamps
+	echo     uint32 // of the switch's, in the next segment
 	in       chan spoken
 }
 
@@ -38,6 +40,7 @@ type spoken struct {
 	seq, ack uint32
 	flags    byte
 	wnd      uint16
+	stamp    uint32 // 0 = none
 	data     []byte
 }
 
@@ -51,6 +54,14 @@ func talk(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd uint
 func talkMSS(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd, mss uint16) *talker {
 	t.Helper()
 	k := &talker{t: t, g: g, src: 4000, dst: netip.MustParseAddrPort(at(sw, port)), seq: 100, wnd: wnd, in: make(chan spoken, 1<<14)}
+	k.hello(mss)
+	return k
+}
+
+// hello connects.
+func (k *talker) hello(mss uint16) {
+	t, g, wnd := k.t, k.g, k.wnd
+	t.Helper()
 	g.Deafen()
 	t.Cleanup(g.Tap(func(b []byte) {
 		e, _ := frame.ParseEth(b)
@@ -63,12 +74,20 @@ func talkMSS(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd, 
 		}
 		p := ip.Payload
 		off := int(p[12]>>4) * 4
-		k.in <- spoken{binary.BigEndian.Uint32(p[4:]), binary.BigEndian.Uint32(p[8:]), p[13], binary.BigEndian.Uint16(p[14:]), bytes.Clone(p[off:])}
+		s := spoken{seq: binary.BigEndian.Uint32(p[4:]), ack: binary.BigEndian.Uint32(p[8:]), flags: p[13], wnd: binary.BigEndian.Uint16(p[14:]), data: bytes.Clone(p[off:])}
+		if off == 32 && bytes.HasPrefix(p[20:], []byte{1, 1, 8, 10}) {
+			s.stamp = binary.BigEndian.Uint32(p[24:])
+		}
+		k.in <- s
 	}))
 	f := tcpFrame(g, k.src, k.dst, k.seq, 0, flagSYN)
 	f[frame.EthSize+frame.IPv4Size+12] = 0x60
 	binary.BigEndian.PutUint16(f[frame.EthSize+frame.IPv4Size+14:], wnd)
 	f = append(f, 2, 4, byte(mss>>8), byte(mss))
+	if k.stamps {
+		f[frame.EthSize+frame.IPv4Size+12] = 0x90
+		f = append(f, 1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0)
+	}
 	binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
 	if err := g.Send(f); err != nil {
 		t.Fatal(err)
@@ -77,7 +96,6 @@ func talkMSS(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, port int, wnd, 
 	k.seq++
 	k.ack = s.seq + 1
 	k.say(flagACK, "")
-	return k
 }
 
 // say sends a segment and steps over what it carries.
@@ -94,6 +112,10 @@ func (k *talker) sayAt(seq uint32, flags byte, data string) {
 	k.t.Helper()
 	f := tcpFrame(k.g, k.src, k.dst, seq, k.ack, flags)
 	binary.BigEndian.PutUint16(f[frame.EthSize+frame.IPv4Size+14:], k.wnd)
+	if k.stamps {
+		f[frame.EthSize+frame.IPv4Size+12] = 0x80
+		f = binary.BigEndian.AppendUint32(append(f, 1, 1, 8, 10, 0, 0, 0, 1), k.echo)
+	}
 	f = append(f, data...)
 	binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
 	if err := k.g.Send(f); err != nil {

@@ -93,6 +93,24 @@ func (h *hostConn) connected(ctx context.Context) error {
 	return state
 }
 
+// failed waits, once the outside has ended its stream, until the connection fails
+// (a reset, no answer to keepalive), or until nothing more can come of it: it is
+// closed, or both ends have ended and been acknowledged.
+func (h *hostConn) failed() bool {
+	failed := false
+	_ = h.raw.Read(func(fd uintptr) bool {
+		p := [1]unix.PollFd{{Fd: int32(fd)}}
+		for {
+			if _, err := unix.Poll(p[:], 0); err != unix.EINTR {
+				break
+			}
+		}
+		failed = p[0].Revents&unix.POLLERR != 0
+		return p[0].Revents != 0
+	})
+	return failed
+}
+
 // own tells a connection to the host itself: from an address to the same one.
 func (h *hostConn) own() bool {
 	var own bool

@@ -175,7 +175,7 @@ func (p *Port) inputICMP(ip *frame.IPv4) bool {
 	m, ok := frame.ParseICMP(ip.Payload)
 	switch {
 	case ip.Fragment():
-		p.c.drop(DropProtocol)
+		p.c.drop(DropFragment)
 	case !ok:
 		p.c.drop(DropMalformed)
 	case m.Type == frame.ICMPEcho && ip.Dst == p.sw.gwIP:

@@ -21,12 +21,13 @@ const (
 	DropNoLink                // receiver not plugged
 	DropDenied                // refused by the host guard or by policy
 	DropLimit                 // over a cap on flows or questions
+	DropFragment              // piece of a TCP segment or of an ICMP message, to the outside
 	dropCount
 )
 
 var dropNames = [dropCount]string{
 	"src_mac", "src_ip", "malformed", "ipv6", "ethertype", "no_port", "martian",
-	"protocol", "queue_full", "no_link", "denied", "limit",
+	"protocol", "queue_full", "no_link", "denied", "limit", "fragment",
 }
 
 // String is the reason's stable name.
