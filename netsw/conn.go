@@ -44,8 +44,9 @@ import (
 // with the next kick, mostly after it: when the link's reader has read all there
 // is, for all connections at once.
 type conn struct {
-	p  *Port
-	id connID
+	p     *Port
+	id    connID
+	begun *link // on which
 
 	cancel context.CancelFunc // of the dial
 	sock   *hostConn          // set once, before state is shaking; closed by endLocked
@@ -157,7 +158,7 @@ func parseSegment(ip *frame.IPv4) (s segment, ok bool) {
 
 // begin takes the first segment of a connection, and dials. It runs in the
 // link's reader.
-func (p *Port) begin(s *segment) {
+func (p *Port) begin(s *segment, l *link) {
 	if s.flags&(flagSyn|flagAck|flagRst|flagFin) != flagSyn {
 		return
 	}
@@ -167,7 +168,7 @@ func (p *Port) begin(s *segment) {
 		p.dialled()
 		return
 	}
-	c := &conn{p: p, id: s.id, rcv: s.seq + 1, edge: s.seq + 1, una: rand.Uint32()}
+	c := &conn{p: p, begun: l, id: s.id, rcv: s.seq + 1, edge: s.seq + 1, una: rand.Uint32()}
 	c.moved.L = &c.mu
 	c.nxt = c.una
 	c.hello(s)
@@ -238,6 +239,11 @@ func (c *conn) run(ctx context.Context) {
 		return
 	}
 	defer p.untrack(c)
+	if p.link.Load() != c.begun { // the guest that began it is gone, and unplug came too early to end it
+		p.c.drop(DropNoLink)
+		c.end(true)
+		return
+	}
 	if !p.sw.sockets.take() {
 		p.c.drop(DropLimit)
 		c.refuse()

@@ -20,6 +20,8 @@ const maxGather = 384
 // gather collects what one connection's guest sent in a row, to be written to
 // the outside at once. It is the link reader's; the pieces lie in its buffer.
 type gather struct {
+	link *link
+
 	c   *conn
 	n   uint32 // bytes
 	vec []unix.Iovec
@@ -73,7 +75,7 @@ func (p *Port) inputTCP(ip *frame.IPv4, g *gather) bool {
 			if s.flags&(flagSyn|flagAck) != flagSyn || (s.id.dst == p.sw.gwIP && s.id.dport == 53) {
 				return false
 			}
-			p.begin(&s)
+			p.begin(&s, g.link)
 			return true
 		}
 	}

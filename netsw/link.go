@@ -104,7 +104,7 @@ func (l *link) readLoop() {
 		have int
 		last int
 		read int // bytes since what they led to went out
-		g    gather
+		g    = gather{link: l}
 	)
 	defer func() {
 		if buf != nil {
