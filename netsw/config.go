@@ -71,10 +71,6 @@ type PortConfig struct {
 	// compared without case, with or without a final dot.
 	Hostname string
 	Aliases  []string
-	// Yields are further names that it is known by for as long as no other port
-	// has them as its hostname or alias: a job's guest is "build" unless a service
-	// is aliased so. Of several ports that yield a name, the oldest has it.
-	Yields []string
 	// Addr is its address; zero takes the next free one.
 	Addr netip.Addr
 }

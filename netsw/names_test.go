@@ -38,20 +38,11 @@ func resolve(t *testing.T, sw *netsw.Switch, g *netswtest.Guest, name string) st
 	return ""
 }
 
-// The job's guest is "build" and has its hostname, unless a service is called
-// either; services come and go while it runs.
-func TestServicesTakeTheNamesThatTheJobYields(t *testing.T) {
-	up := nxdomain(t)
-	sw := open(t, netsw.Config{Upstreams: up})
-	job, err := sw.AddPort(netsw.PortConfig{Name: "job", Yields: []string{"build"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := netswtest.New(t, job.File(), job.Net())
-	job.CloseFile()
-	if err := job.AddYields("Runner-1.", "build"); err != nil {
-		t.Fatal(err)
-	}
+// Guests are known by their names in any case, an address by the first of them;
+// services come and go while the job's guest runs.
+func TestNamesOfServices(t *testing.T) {
+	sw := open(t, netsw.Config{Upstreams: nxdomain(t)})
+	_, g := join(t, sw, "job", "build", "Runner-1.")
 	want := func(when string, names map[string]string) {
 		t.Helper()
 		for n, p := range names {
@@ -68,36 +59,21 @@ func TestServicesTakeTheNamesThatTheJobYields(t *testing.T) {
 			t.Errorf("PTR of %s = % x, want %s", p.Name(), r, name)
 		}
 	}
-	want("alone", map[string]string{"BUILD": "job", "runner-1": "job", "db": ""})
-	ptr(job, "build")
+	want("alone", map[string]string{"BUILD": "job", "runner-1": "job", "job": "job", "db": ""})
+	ptr(sw.Ports()[0], "job")
 
-	db, err := sw.AddPort(netsw.PortConfig{Name: "db", Hostname: "postgres", Aliases: []string{"db", "Build"}})
+	if _, err := sw.AddPort(netsw.PortConfig{Name: "other", Aliases: []string{"new", "Build."}}); fault.KindOf(err) != fault.Conflict {
+		t.Errorf("AddPort with a taken name = %v, want a conflict", err)
+	}
+	db, err := sw.AddPort(netsw.PortConfig{Name: "db", Hostname: "postgres", Aliases: []string{"db", "Postgres."}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want("with a service called build", map[string]string{"build": "db", "runner-1": "job", "db": "db", "postgres": "db"})
-	ptr(job, "runner-1")
+	want("with a service", map[string]string{"new": "", "build": "job", "db": "db", "postgres": "db"})
 	ptr(db, "postgres")
 
-	if err := db.AddNames("late"); err != nil {
-		t.Fatal(err)
-	}
-	cache, err := sw.AddPort(netsw.PortConfig{Name: "cache", Hostname: "redis", Yields: []string{"late", "spare"}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	want("late names", map[string]string{"late": "db", "spare": "cache"})
-	if err := cache.AddNames("new", "postgres"); fault.KindOf(err) != fault.Conflict {
-		t.Errorf("AddNames of a taken name = %v, want a conflict", err)
-	}
-	want("after a conflict", map[string]string{"new": "", "postgres": "db"})
-
 	db.Remove()
-	want("when it is gone", map[string]string{"build": "job", "late": "cache", "db": "", "postgres": ""})
-	ptr(job, "build")
-	if err := db.AddNames("ghost"); err == nil {
-		t.Error("a removed port took a name")
-	}
+	want("when it is gone", map[string]string{"build": "job", "db": "", "postgres": ""})
 }
 
 // Who has a removed guest's address is reached by nothing that was that guest's.
@@ -166,16 +142,13 @@ func TestPortsComeAndGo(t *testing.T) {
 		wg.Go(func() {
 			for i := range 40 {
 				name := fmt.Sprintf("svc%d-%d", k, i)
-				p, err := sw.AddPort(netsw.PortConfig{Name: name, Hostname: name, Yields: []string{"shared"}})
+				p, err := sw.AddPort(netsw.PortConfig{Name: name, Hostname: name, Aliases: []string{name + ".alias"}})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				s := netswtest.New(t, p.File(), p.Net())
 				p.CloseFile()
-				if err := p.AddNames(name + ".alias"); err != nil {
-					t.Error(err)
-				}
 				if got := resolve(t, sw, g, name+".alias"); got != name {
 					t.Errorf("%s.alias is %q", name, got)
 				}

@@ -39,9 +39,8 @@ type Port struct {
 	sessions map[*session]struct{}
 	dead     bool // removed: nothing begins any more
 
-	// Under the switch's lock; readers have the table's copies.
-	names, yields []string // canonical
-	removed       bool
+	names   []string // canonical; set once
+	removed bool     // under the switch's lock
 }
 
 // flow is what ends when its guest does.

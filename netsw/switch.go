@@ -66,7 +66,6 @@ type table struct {
 	byMAC  map[frame.MAC]*Port
 	byIP   map[frame.IP]*Port
 	byName map[string]*Port // canonical
-	named  map[*Port]string // what an address is looked up as
 }
 
 // New makes a switch without ports. It reads the resolvers' addresses and
@@ -159,7 +158,6 @@ func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
 	if err := p.take(old, append([]string{pc.Hostname}, pc.Aliases...)); err != nil {
 		return nil, err
 	}
-	p.yields = canonicals(nil, pc.Yields)
 	ip, err := s.pickAddr(pc.Addr, old)
 	if err != nil {
 		return nil, err
@@ -177,13 +175,12 @@ func (s *Switch) AddPort(pc PortConfig) (*Port, error) {
 
 // store replaces the table by one of these ports; s.mu is held.
 func (s *Switch) store(ports []*Port) {
-	t := &table{ports: ports, byMAC: make(map[frame.MAC]*Port), byIP: make(map[frame.IP]*Port), byName: make(map[string]*Port), named: make(map[*Port]string)}
+	t := &table{ports: ports, byMAC: make(map[frame.MAC]*Port), byIP: make(map[frame.IP]*Port), byName: make(map[string]*Port)}
 	for _, p := range ports {
 		t.byMAC[p.mac], t.byIP[p.ip] = p, p
-		t.name(p, p.names)
-	}
-	for _, p := range ports {
-		t.name(p, p.yields)
+		for _, n := range p.names {
+			t.byName[n] = p
+		}
 	}
 	s.table.Store(t)
 }

@@ -51,11 +51,10 @@ type Plugged interface {
 	Unplug()
 }
 
-// NetStats counts a port's traffic, seen from the guest.
+// NetStats counts a port's traffic, seen from the guest. On a switch it is
+// payload between the guest and the outside: what guests send each other is not
+// in it. On a device of the host it is all that the device carried.
 type NetStats struct {
-	SentBytes    int64 `json:"sent_bytes"`
-	RecvBytes    int64 `json:"recv_bytes"`
-	SentPackets  int64 `json:"sent_packets"`
-	RecvPackets  int64 `json:"recv_packets"`
-	DroppedBytes int64 `json:"dropped_bytes"`
+	SentBytes int64 `json:"sent_bytes"`
+	RecvBytes int64 `json:"recv_bytes"`
 }

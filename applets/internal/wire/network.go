@@ -120,10 +120,7 @@ func (p *plugged) Unplug() { p.port.Remove() }
 
 func (p *plugged) Stats() supervise.NetStats {
 	s := p.port.Stats()
-	return supervise.NetStats{
-		SentBytes: int64(s.BytesIn), RecvBytes: int64(s.BytesOut),
-		SentPackets: int64(s.FramesIn), RecvPackets: int64(s.FramesOut),
-	}
+	return supervise.NetStats{SentBytes: int64(s.Sent), RecvBytes: int64(s.Received)}
 }
 
 // filled gives what was left out its meaning.

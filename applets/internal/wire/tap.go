@@ -221,8 +221,5 @@ func (t *tap) Unplug() {}
 
 func (t *tap) Stats() supervise.NetStats {
 	s := t.port.Stats()
-	return supervise.NetStats{
-		SentBytes: int64(s.SentBytes), RecvBytes: int64(s.RecvBytes),
-		SentPackets: int64(s.SentPackets), RecvPackets: int64(s.RecvPackets),
-	}
+	return supervise.NetStats{SentBytes: int64(s.SentBytes), RecvBytes: int64(s.RecvBytes)}
 }
