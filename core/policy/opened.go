@@ -39,7 +39,8 @@ type opening struct {
 	key   openKey
 	name  string
 	until time.Time
-	index int // in the heap
+	due   time.Time // its place in the heap: until, or an earlier one; see soonest
+	index int       // in the heap
 }
 
 // NewOpenedTable is an empty table.
@@ -50,7 +51,7 @@ func NewOpenedTable() *OpenedTable { return &OpenedTable{at: map[openKey][]*open
 // (0.0.0.0/8, loopback, link-local, multicast and up) are not opened, whatever
 // a name server says.
 func (t *OpenedTable) Open(vm, name string, addrs []netip.Addr, ttl time.Duration, now time.Time) {
-	name = strings.Clone(CanonicalName(name))
+	name = CanonicalName(name)
 	until := now.Add(max(ttl, openMinTTL) + openGrace)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,12 +73,11 @@ func (t *OpenedTable) open(k openKey, name string, until time.Time) {
 		if o.name == name {
 			if until.After(o.until) {
 				o.until = until
-				heap.Fix(&t.heap, o.index)
 			}
 			return
 		}
 	}
-	o := &opening{key: k, name: name, until: until}
+	o := &opening{key: k, name: strings.Clone(name), until: until, due: until}
 	heap.Push(&t.heap, o)
 	t.at[k] = append(list, o)
 	if list = t.at[k]; len(list) > maxOpeners {
@@ -90,13 +90,31 @@ func (t *OpenedTable) open(k openKey, name string, until time.Time) {
 		t.drop(soonest)
 	}
 	if len(t.heap) > maxOpened {
-		t.drop(t.heap[0])
+		t.drop(t.soonest())
+	}
+}
+
+// soonest is the entry soonest to expire, of which there is one. An entry that is
+// opened again keeps its place in the heap until it comes up here: names are asked
+// for far more often than they expire.
+func (t *OpenedTable) soonest() *opening {
+	for {
+		o := t.heap[0]
+		if o.due.Equal(o.until) {
+			return o
+		}
+		o.due = o.until
+		heap.Fix(&t.heap, 0)
 	}
 }
 
 func (t *OpenedTable) expire(now time.Time) {
-	for len(t.heap) > 0 && !now.Before(t.heap[0].until) {
-		t.drop(t.heap[0])
+	for len(t.heap) > 0 && !now.Before(t.heap[0].due) {
+		if o := t.soonest(); now.Before(o.until) {
+			return
+		} else {
+			t.drop(o)
+		}
 	}
 }
 
@@ -142,7 +160,7 @@ func (t *OpenedTable) Len() int {
 type openHeap []*opening
 
 func (h openHeap) Len() int           { return len(h) }
-func (h openHeap) Less(i, j int) bool { return h[i].until.Before(h[j].until) }
+func (h openHeap) Less(i, j int) bool { return h[i].due.Before(h[j].due) }
 func (h openHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].index, h[j].index = i, j

@@ -129,3 +129,30 @@ func BenchmarkOpeners(b *testing.B) {
 		tab.Openers("build", addr(77), t0, room[:0])
 	}
 }
+
+// What is opened again counts from then on: it neither closes when it would have,
+// nor goes before those that are due sooner, in whatever order they came.
+func TestOpenedAgain(t *testing.T) {
+	tab := policy.NewOpenedTable()
+	const full = 16384
+	for i := range full {
+		tab.Open("build", fmt.Sprintf("n%d.example", i), []netip.Addr{addr(i)}, time.Duration(100+i)*time.Second, t0)
+	}
+	is := func(i int, now time.Time) bool { return len(tab.Openers("build", addr(i), now, nil)) == 1 }
+	for i := range 10 {
+		tab.Open("build", fmt.Sprintf("N%d.example.", i), []netip.Addr{addr(i)}, 10*time.Hour, t0.Add(time.Duration(i)))
+	}
+	tab.Open("build", "one.more.example", []netip.Addr{addr(full)}, 9*time.Hour, t0)
+	if tab.Len() != full || is(10, t0) || !is(0, t0) || !is(9, t0) || !is(11, t0) || !is(full, t0) {
+		t.Errorf("%d entries; the first ten are %t, %t; the eleventh, soonest, is %t; want it alone closed", tab.Len(), is(0, t0), is(9, t0), is(10, t0))
+	}
+	late := t0.Add(9*time.Hour + 30*time.Minute)
+	tab.Open("build", "late.example", []netip.Addr{addr(full + 1)}, time.Minute, late)
+	if n := tab.Len(); n != 11 || !is(0, late) || !is(9, late) {
+		t.Errorf("%d entries are left after nine hours and a half, want the ten that were opened again and one more", n)
+	}
+	tab.Open("build", "later.example", []netip.Addr{addr(full + 2)}, time.Minute, t0.Add(11*time.Hour))
+	if n := tab.Len(); n != 1 {
+		t.Errorf("%d entries are left in the end, want 1", n)
+	}
+}

@@ -164,19 +164,36 @@ func (r *Recorder) SetStage(stage string) {
 	r.stage = CleanText(stage, maxVM)
 }
 
+// again adds one event of a kind that is known; false when it is not, and then
+// nothing is added. It allocates nothing.
+func (r *Recorder) again(k *entryKey, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.againLocked(k, now)
+}
+
+func (r *Recorder) againLocked(k *entryKey, now time.Time) bool {
+	old := r.entries[*k]
+	if old == nil {
+		return false
+	}
+	r.revision++
+	old.Count++
+	if now.After(old.Last) {
+		old.Last = now
+	}
+	return true
+}
+
 // add adds one event. e carries key and reason.
 func (r *Recorder) add(e Entry, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.revision++
 	k := e.key()
-	if old := r.entries[k]; old != nil {
-		old.Count++
-		if now.After(old.Last) {
-			old.Last = now
-		}
+	if r.againLocked(&k, now) {
 		return
 	}
+	r.revision++
 	e.First, e.Last, e.Stage, e.Count = now, now, r.stage, 1
 	size, used := entrySize(&e), &r.denials
 	if e.Outcome == Observed {
@@ -195,6 +212,16 @@ func (r *Recorder) add(e Entry, now time.Time) {
 // job's, and what was decided. quiet leaves out a contact that is no news: a flow to
 // an address behind which there is a lookup.
 func (r *Recorder) Judged(service string, f Flow, j Judgement, quiet bool, now time.Time) {
+	if j.Allow && len(j.Would) == 0 {
+		if quiet {
+			return
+		}
+		// Most questions are for names that were asked for before, which are in the
+		// record as they are compared: a name that is not so is not found here.
+		if f.Proto == DNS && r.again(&entryKey{outcome: Observed, proto: DNS, dest: CanonicalName(f.Name), service: CleanText(service, maxVM)}, now) {
+			return
+		}
+	}
 	d := DestinationOf(f)
 	e := Entry{Proto: f.Proto, Dest: d.String(), Kind: d.kind(), Service: CleanText(service, maxVM)}
 	if !j.Allow {

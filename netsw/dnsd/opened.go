@@ -23,6 +23,9 @@ var errAnswer = errors.New("an answer that ends within a record")
 // other names are passed over unread, so that none that is new or odd spoils the
 // others.
 func opened(qu *question, resp []byte) (Answer, error) {
+	if a, ok := openedPlainly(qu, resp); ok {
+		return a, nil
+	}
 	a := Answer{Names: []string{strings.TrimSuffix(qu.q.Name, ".")}}
 	type alias struct {
 		to  string
@@ -92,4 +95,35 @@ func opened(qu *question, resp []byte) (Answer, error) {
 	}
 	a.TTL = time.Duration(least) * time.Second
 	return a, nil
+}
+
+// openedPlainly reads the usual answer, of nothing but addresses of the question's
+// own name, which each says by pointing at the question; ok is false of any other.
+func openedPlainly(qu *question, resp []byte) (_ Answer, ok bool) {
+	const size = 16 // a pointer, type, class, TTL, length, address
+	b := resp[12+len(qu.raw):]
+	n := int(binary.BigEndian.Uint16(resp[6:]))
+	if n == 0 || len(b) < n*size {
+		return Answer{}, false
+	}
+	room := new(struct {
+		name  [1]string
+		addrs [4]netip.Addr
+	})
+	room.name[0] = strings.TrimSuffix(qu.q.Name, ".")
+	a := Answer{Names: room.name[:], Addrs: room.addrs[:0]}
+	least := uint32(maxTTL)
+	for ; n > 0; n, b = n-1, b[size:] {
+		if binary.BigEndian.Uint64(b) != 0xc00c_0001_0001_0000|uint64(binary.BigEndian.Uint16(b[6:])) || b[10] != 0 || b[11] != 4 {
+			return Answer{}, false
+		}
+		ttl := binary.BigEndian.Uint32(b[6:])
+		if ttl > maxTTL {
+			ttl = 0
+		}
+		least = min(least, ttl)
+		a.Addrs = append(a.Addrs, netip.AddrFrom4([4]byte(b[12:16])))
+	}
+	a.TTL = time.Duration(least) * time.Second
+	return a, true
 }
