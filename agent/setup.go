@@ -11,6 +11,7 @@ import (
 	"virtkit/agent/exec"
 	"virtkit/agent/mount"
 	"virtkit/agent/netup"
+	"virtkit/agent/reclaim"
 	"virtkit/core/guestwire"
 )
 
@@ -57,8 +58,26 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) (linked []strin
 			return nil, err
 		}
 	}
+	if m.Reclaim != nil {
+		g.srv.guard("reclaim", func() { g.reclaim(m.Reclaim.Keep) })
+	}
 	g.stage("ready")
 	return linked, nil
+}
+
+// reclaim evicts idle file cache for the guest's life.
+func (g *guest) reclaim(keep int64) {
+	r := reclaim.New(keep)
+	if err := r.Possible(); err != nil {
+		g.say("reclaim: %v", err)
+		return
+	}
+	for range time.Tick(r.Every()) {
+		if _, err := r.Tick(); err != nil {
+			g.say("reclaim: given up: %v", err)
+			return
+		}
+	}
 }
 
 // beside does f in a goroutine and returns what waits for its end.

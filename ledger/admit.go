@@ -16,6 +16,7 @@ import (
 	"virtkit/core/admit"
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
+	"virtkit/core/numa"
 )
 
 // AdmitOptions are a host's rules of admission.
@@ -27,6 +28,9 @@ type AdmitOptions struct {
 	// filesystem of the job directories, or nothing when that much cannot come
 	// free. keep are digests that stay. Nil evicts nothing.
 	Evict func(ctx context.Context, need int64, keep []string) (admit.Evicted, error)
+	// Place chooses a memory node for a job that is let in beside others; nil
+	// chooses none.
+	Place func(ask admit.Ask, others []admit.Claim) *numa.Placement
 	// Now is the clock; nil = time.Now.
 	Now func() time.Time
 	// Room looks at the filesystem of the job directories; nil = the kernel's
@@ -211,6 +215,9 @@ func (w *waiting) decideLocked() (bool, error) {
 	e.ID, e.Want, e.Waiting = w.ask.ID, w.ask.Amounts, !ok
 	if ok {
 		e.Granted = e.Want
+		if p := w.a.o.Place; p != nil {
+			e.Place = p(w.ask, claimsOf(others))
+		}
 	}
 	f, err := c.write(e)
 	if err != nil {
@@ -226,13 +233,20 @@ func (w *waiting) decideLocked() (bool, error) {
 	return ok, nil
 }
 
+func claimsOf(fs []found) []admit.Claim {
+	out := make([]admit.Claim, len(fs))
+	for i, f := range fs {
+		out[i] = admit.Claim{ID: f.ID, Seq: f.Seq, Waiting: f.Waiting, Granted: f.Granted, Place: f.Place}
+	}
+	return out
+}
+
 // verdict decides, measuring job directories only when that can matter.
 func (w *waiting) verdict(others []found) error {
 	l := w.a.o.Limits
-	claims := make([]admit.Claim, len(others))
+	claims := claimsOf(others)
 	w.before = nil
 	for i, f := range others {
-		claims[i] = admit.Claim{ID: f.ID, Seq: f.Seq, Waiting: f.Waiting, Granted: f.Granted}
 		if f.Waiting && f.Seq < w.ask.Seq && (w.before == nil || f.Seq > w.before.Seq) {
 			w.before = &others[i]
 		}
@@ -410,6 +424,8 @@ type claim struct {
 }
 
 func (c *claim) File() *os.File { return c.f }
+
+func (c *claim) Place() *numa.Placement { return c.e.Place }
 
 func (c *claim) Close() error {
 	if c == nil || c.f == nil {

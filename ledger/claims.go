@@ -18,6 +18,7 @@ import (
 
 	"virtkit/core/admit"
 	"virtkit/core/fsx"
+	"virtkit/core/numa"
 	"virtkit/core/supervise"
 )
 
@@ -52,6 +53,9 @@ type entry struct {
 	Waiting bool          `json:"waiting"`
 	Granted admit.Amounts `json:"granted"`
 	Want    admit.Amounts `json:"want"`
+	// Place is the memory node of a granted claim, chosen with the claims of
+	// that moment.
+	Place *numa.Placement `json:"place,omitempty"`
 }
 
 // found is an entry that was read.

@@ -92,6 +92,9 @@ func (j *Jobs) sweepOther(name string, o SweepOptions, w *Swept) {
 	if err != nil {
 		return
 	}
+	if fi.IsDir() && notOurs(path, w) {
+		return
+	}
 	made, dead := strings.HasPrefix(name, supervise.NewPrefix), strings.HasPrefix(name, supervise.DeadPrefix)
 	if !fi.IsDir() || !made && !dead {
 		w.Skipped = append(w.Skipped, name)
@@ -113,12 +116,21 @@ func (j *Jobs) sweepOther(name string, o SweepOptions, w *Swept) {
 	j.remove(name, func() error { return fsx.RemoveTree(path) }, o, w)
 }
 
+// notOurs leaves a mount point and another user's directory alone, and says so.
+func notOurs(path string, w *Swept) bool {
+	err := fsx.NotOurs(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		w.Skipped = append(w.Skipped, filepath.Base(path))
+	}
+	return err != nil
+}
+
 // sweepJob removes a job directory whose lock is free and that nobody wants
 // any more.
 func (j *Jobs) sweepJob(ctx context.Context, id string, o SweepOptions, w *Swept) {
 	dir := j.Path(id)
 	fi, err := os.Lstat(dir)
-	if err != nil {
+	if err != nil || notOurs(dir, w) {
 		return
 	}
 	lock, err := tryExisting(dir)

@@ -39,21 +39,32 @@ type finding struct {
 
 func newCheck(a *app) *cli.Command {
 	var asJSON bool
+	var feature string
 	return cliutil.Exits(&cli.Command{
 		Name:  "check",
 		Usage: "tell what this host has and lacks for guests",
 		Description: "Looks at everything that guests need, and tells what is wrong and how to mend it.\n" +
 			"KVM is tried by booting a kernel under it, because a device that opens proves\n" +
-			"nothing.",
-		Flags: []cli.Flag{cliutil.Bool(&asJSON, "json", "print one JSON document (vk.check/1)")},
+			"nothing. --feature gitlab looks at what GitLab jobs need besides: the tools that\n" +
+			"images lack, nesting, memory budget and room, as they are configured.",
+		Flags: []cli.Flag{
+			cliutil.String(&feature, "feature", "NAME", "also check what a feature needs: gitlab"),
+			cliutil.Bool(&asJSON, "json", "print one JSON document (vk.check/1)"),
+		},
 		Action: func(ctx context.Context, _ *cli.Command) error {
-			return a.check(ctx, asJSON)
+			if feature != "" && feature != featureGitlab {
+				return fault.Newf(fault.Usage, "--feature %q is not known", feature).Hint("there is: %s", featureGitlab)
+			}
+			return a.check(ctx, feature, asJSON)
 		},
 	}, cliutil.Status{Code: "1", Means: "guests cannot run on this host"})
 }
 
-func (a *app) check(ctx context.Context, asJSON bool) error {
+func (a *app) check(ctx context.Context, feature string, asJSON bool) error {
 	found := a.findings(ctx)
+	if feature == featureGitlab {
+		found = append(found, a.gitlabFindings(ctx)...)
+	}
 	failed := 0
 	for _, f := range found {
 		if f.Verdict == checkFail {
@@ -107,6 +118,7 @@ func (a *app) findings(ctx context.Context) []finding {
 	}
 	out = append(out, checkAgent(), checkAccel(ctx, h, k))
 	out = append(out, checkNet(ctx, h)...)
+	out = append(out, checkUsage("/proc"))
 	out = append(out,
 		tool("mkfs.ext4", checkFail, "makes writable layers", "apt-get install e2fsprogs"),
 		checkDefault(),

@@ -31,6 +31,7 @@ type gcReport struct {
 	Net      []string     `json:"net"`    // devices and firewall rules that no guest needs
 	Images   image.Report `json:"images"`
 	Boot     int64        `json:"boot_bytes"` // of initramfs files and guests' saved states
+	Left     []string     `json:"left"`       // directories among those of guests that are none, or not this user's
 	Problems []string     `json:"problems"`
 }
 
@@ -40,7 +41,8 @@ func newGC(a *app) *cli.Command {
 		Name:  "gc",
 		Usage: "remove what is no longer used",
 		Description: "Removes the leavings of guests whose supervisor is gone, images that nothing has\n" +
-			"used for a while, and layers that no image needs. What is in use stays.",
+			"used for a while, and layers that no image needs. What is in use stays, and so\n" +
+			"does what is not this user's: mount points, symlinks, other users' files.",
 		Flags: []cli.Flag{
 			cliutil.Int(&o.idle, "idle-secs", "N", "remove images unused for so long", 0, 1<<31-1).Default("[images] idle_secs"),
 			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed and remove nothing"),
@@ -59,7 +61,7 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	if o.idle >= 0 {
 		idle = time.Duration(o.idle) * time.Second
 	}
-	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Net: []string{}, Problems: []string{}}
+	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Net: []string{}, Left: []string{}, Problems: []string{}}
 	problem := func(err error) {
 		if err != nil {
 			r.Problems = append(r.Problems, err.Error())
@@ -69,6 +71,7 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	problem(err)
 	r.Guests = append(r.Guests, swept.Removed...)
 	r.Killed = append(r.Killed, swept.Killed...)
+	r.Left = append(r.Left, swept.Skipped...)
 	for _, p := range swept.Problems {
 		problem(p)
 	}
@@ -102,6 +105,9 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 func (a *app) printGC(r gcReport, o gcOptions) error {
 	for _, p := range r.Problems {
 		a.warn("%s", p)
+	}
+	for _, p := range r.Left {
+		a.warn("left: jobs/%s is no guest of this user", p)
 	}
 	for _, p := range r.Images.Skipped {
 		a.warn("left: %s", p)

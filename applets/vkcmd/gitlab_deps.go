@@ -96,7 +96,7 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		},
 		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
 		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
-		Upper: cf.VMM.Disk, Nested: vm.Nested, Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
+		Upper: cf.VMM.Disk, Nested: vm.Nested, Reclaim: vm.Reclaim, Balloon: vm.Balloon, DAX: askedDAX(cf), Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
 		Egress:      h.EgressSettings(),
 		ServiceWait: cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
 		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
@@ -104,6 +104,15 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 
 		RecordInterval: recordInterval(cf.Executor),
 	}
+}
+
+// askedDAX is a window that the configuration asks for by itself: the default
+// asks for nothing that anybody would miss.
+func askedDAX(c *conf.Config) string {
+	if c.Origin("executor.vm.dax").Source == conf.FromDefault || c.Executor.VM.DAX == "off" {
+		return ""
+	}
+	return c.Executor.VM.DAX
 }
 
 // jobImages is the host's store for runner.

@@ -23,6 +23,7 @@ import (
 	"strings"
 	"time"
 
+	"virtkit/core/numa"
 	"virtkit/core/usage"
 )
 
@@ -42,6 +43,7 @@ type Claim struct {
 	// Granted is what counts now: all of it, or while Waiting what an earlier
 	// grant holds already.
 	Granted Amounts
+	Place   *numa.Placement // nil = on no memory node in particular
 	// Used and UsedInodes are what the job's directory holds now.
 	Used, UsedInodes int64
 }
@@ -68,6 +70,7 @@ type Ask struct {
 	ID  string // names the claim: the job's directory
 	Seq uint64 // filled in by who keeps the claims
 	Amounts
+	Guest numa.Guest // the job's own, without its services; for its memory node
 	// Prior, when set, is the descriptor of a claim that was granted before and
 	// becomes this one, in its place of the queue.
 	Prior *os.File
@@ -209,6 +212,8 @@ type Held interface {
 	// File is what keeps the claim; nil when there is nothing to keep. A
 	// process that inherits it keeps the claim for its own life.
 	File() *os.File
+	// Place is the memory node that goes with the claim; nil = none was chosen.
+	Place() *numa.Placement
 	// Close gives this process's hold up, and leaves the claim to whoever
 	// inherited File.
 	Close() error

@@ -330,6 +330,14 @@ func (r *Reader) net(c *cursor) bool {
 	return true
 }
 
+// again is text for what is likely to be old.
+func (r *Reader) again(old string, b []byte) string {
+	if old == string(b) {
+		return old
+	}
+	return r.text(b)
+}
+
 // text is a string of b, the same one for the same text.
 func (r *Reader) text(b []byte) string {
 	if t, ok := r.texts[string(b)]; ok {

@@ -162,8 +162,12 @@ func (r *Reader) prg(c *cursor) bool {
 		return false
 	}
 	n := len(r.s.Procs)
+	// The process in this place of the sample before is mostly the same one, so
+	// that its texts need not be looked up again.
+	var was Proc
 	if n < cap(r.s.Procs) {
 		r.s.Procs = r.s.Procs[:n+1]
+		was = r.s.Procs[n]
 		r.s.Procs[n] = Proc{}
 	} else {
 		r.s.Procs = append(r.s.Procs, Proc{})
@@ -194,7 +198,7 @@ func (r *Reader) prg(c *cursor) bool {
 		return !c.bad && !isProc // a thread of its own, of a foreign recording
 	}
 	p.New = fresh[0] == 'N'
-	p.Name, p.Cmdline, p.CGroup = r.text(name), r.text(cmd), r.text(cgroup)
+	p.Name, p.Cmdline, p.CGroup = r.again(was.Name, name), r.again(was.Cmdline, cmd), r.again(was.CGroup, cgroup)
 	return true
 }
 

@@ -170,12 +170,12 @@ var table = []row{
 		doc: "User that jobs run as in the guest (`MICROVM_USER`). Not set: the image's."},
 	{name: "executor.vm.nested", kind: kBool, at: func(c *Config) any { return &c.Executor.VM.Nested }, def: "false", acted: true,
 		doc: "Let every job's guest run guests of its own. For trusted pipelines only: it reaches KVM's nested paths."},
-	{name: "executor.vm.reclaim", kind: kAmount, at: func(c *Config) any { return &c.Executor.VM.Reclaim }, def: `"auto"`, words: []string{"auto", "off"},
+	{name: "executor.vm.reclaim", kind: kAmount, at: func(c *Config) any { return &c.Executor.VM.Reclaim }, def: `"auto"`, words: []string{"auto", "off"}, acted: true,
 		doc: "Give the guest's idle file cache back to the host: by age, or all above a size or a share of the guest's memory."},
-	{name: "executor.vm.balloon", kind: kBool, at: func(c *Config) any { return &c.Executor.VM.Balloon }, def: "true",
+	{name: "executor.vm.balloon", kind: kBool, at: func(c *Config) any { return &c.Executor.VM.Balloon }, def: "true", acted: true,
 		doc: "Give memory that the guest frees back to the host. `reclaim` needs it."},
-	{name: "executor.vm.dax", kind: kString, at: func(c *Config) any { return &c.Executor.VM.DAX }, def: `"8G"`, check: checkDAX,
-		doc: "Window through which a guest reads each share from the host's page cache: `off`, a size, `SIZE:always` or `SIZE:inode=SIZE`."},
+	{name: "executor.vm.dax", kind: kString, at: func(c *Config) any { return &c.Executor.VM.DAX }, def: `"8G"`, check: checkDAX, acted: true,
+		doc: "Window through which a guest reads each share from the host's page cache: `off`, a size, `SIZE:always` or `SIZE:inode=SIZE`. QEMU offers no window, and jobs read the host's files from disks: a value other than `off` is accepted and each job's trace says that it has no effect."},
 
 	{name: "executor.schedule.mem_budget", kind: kAmount, at: func(c *Config) any { return &c.Executor.Schedule.MemBudget }, example: `"50%"`, acted: true,
 		doc: "Memory of all admitted guests together, as a size or a share of the host's, which is rounded up to whole GiB. Not set: no admission by memory."},
@@ -209,7 +209,7 @@ var table = []row{
 	{name: "gc.build_cache_max", kind: kAmount, at: func(c *Config) any { return &c.GC.BuildCacheMax }, example: `"none"`, words: []string{"none"},
 		doc: "The most the local build cache may hold, as a size or a share of its filesystem. Not set: 10 %, at most 50 GiB."},
 
-	{name: "numa.mode", kind: kEnum, at: func(c *Config) any { return &c.NUMA.Mode }, def: `"auto"`, words: []string{"auto", "off", "interleave"},
+	{name: "numa.mode", kind: kEnum, at: func(c *Config) any { return &c.NUMA.Mode }, def: `"auto"`, words: []string{"auto", "off", "interleave"}, acted: true,
 		doc: "`auto`: each guest on the node with the most room that it fits on. `off`: the kernel decides. `interleave`: across all nodes."},
 
 	{name: "egress.allow_ip", kind: kStrings, at: func(c *Config) any { return &c.Egress.AllowIP }, example: `["10.10.140.49/32", "192.0.2.0/24:443"]`, check: checkCIDR, acted: true,

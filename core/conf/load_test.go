@@ -152,7 +152,7 @@ func TestDump(t *testing.T) {
 
 func TestCheckChangesNothing(t *testing.T) {
 	d := t.TempDir()
-	f := write(t, filepath.Join(d, "c.toml"), "state_dir = \""+d+"/state\"\n[numa]\nmode = \"off\"\n")
+	f := write(t, filepath.Join(d, "c.toml"), "state_dir = \""+d+"/state\"\n[build]\njobs = 2\n")
 	w, err := conf.Check(f)
 	if err != nil || len(w) != 1 {
 		t.Errorf("Check = %q, %v", w, err)

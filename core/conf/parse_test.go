@@ -206,11 +206,11 @@ func TestTooLong(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	c, err := conf.Parse("f", []byte("[vmm]\nchannel = \"vsock\"\n[numa]\nmode = \"off\"\n[net]\nmode = \"tap\"\n[executor]\n[executor.share]\n\"/a\" = \"/b\"\n"))
+	c, err := conf.Parse("f", []byte("[vmm]\nchannel = \"vsock\"\n[build]\njobs = 2\n[net]\nmode = \"tap\"\n[executor]\n[executor.share]\n\"/a\" = \"/b\"\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{`f:2: vmm.channel = "vsock" is not acted on yet`, "f:4: numa.mode is not acted on yet", "f:9: executor.share is not acted on yet"}
+	want := []string{`f:2: vmm.channel = "vsock" is not acted on yet`, "f:4: build.jobs is not acted on yet", "f:9: executor.share is not acted on yet"}
 	if d := cmp.Diff(want, c.Warnings); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}

@@ -197,6 +197,9 @@ func (c *Call) Finish(e Ended) (exit int, words []string) {
 	if e.Code == 128+sigPipe && e.Signal == 0 {
 		words = append(words, "exit code 141 is that of a command that SIGPIPE ended: a pipe's reader was gone before its writer (`set -o pipefail` lets that end the script)")
 	}
+	if e.Code == 128+sigKill && e.Signal == 0 && !e.OOM {
+		words = append(words, "exit code 137 is that of a command that signal 9 (SIGKILL) ended: often that is want of memory, and a line of a guest OOM then names it (raise MICROVM_MEM); without one something in the job sent it")
+	}
 	if c.ExitCodeFile != "" {
 		if err := writeCode(c.ExitCodeFile, code); err != nil {
 			words = append(words, fmt.Sprintf("writing exit code %d: %v", code, err))
@@ -205,8 +208,11 @@ func (c *Call) Finish(e Ended) (exit int, words []string) {
 	return c.BuildFailure, words
 }
 
-// sigPipe is SIGPIPE, whose victims are silent.
-const sigPipe = 13
+// Signals whose victims are silent.
+const (
+	sigKill = 9
+	sigPipe = 13
+)
 
 // writeCode replaces the file in one step, so that a killed driver leaves the
 // old code or the new one and never half a line. No fsync: the runner that

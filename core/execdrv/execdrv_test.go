@@ -51,6 +51,7 @@ func TestFinish(t *testing.T) {
 		{execdrv.Ended{Code: 105}, 1, "105\n", ""},
 		{execdrv.Ended{Code: 137}, 1, "137\n", ""},
 		{execdrv.Ended{Code: 141}, 1, "141\n", "SIGPIPE"},
+		{execdrv.Ended{Code: 137}, 1, "137\n", "signal 9 (SIGKILL) ended"},
 		{execdrv.Ended{Code: 255}, 1, "255\n", ""},
 		{execdrv.Ended{Code: 137, Signal: 9}, 1, "137\n", "signal 9 (KILL)"},
 		{execdrv.Ended{Code: 137, Signal: 9, OOM: true}, 1, "137\n", "MICROVM_MEM"},

@@ -133,7 +133,13 @@ type Setup struct {
 	Nested    bool        `json:"nested,omitempty"`
 	Record    bool        `json:"record,omitempty"` // samples will be asked for (OpSample): listen for what ends
 	Services  ServiceExec `json:"services,omitempty"`
-	Tools     string      `json:"tools,omitempty"` // directory (of a Mount) whose programs are put on the PATH where the image lacks them
+	Reclaim   *Reclaim    `json:"reclaim,omitempty"` // nil: idle file cache stays
+	Tools     string      `json:"tools,omitempty"`   // directory (of a Mount) whose programs are put on the PATH where the image lacks them
+}
+
+// Reclaim has the guest evict idle file cache.
+type Reclaim struct {
+	Keep int64 `json:"keep,omitempty"` // bytes that stay whatever their age; 0 = by age
 }
 
 // Disk names a block device by its virtio serial.

@@ -3,6 +3,7 @@ package image
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -35,7 +36,7 @@ func (s *Store) Evict(ctx context.Context, o EvictOptions) (Eviction, error) {
 	}
 	now := time.Now()
 	infos = slices.DeleteFunc(infos, func(i Info) bool {
-		return i.InUse || now.Sub(i.Used) < o.Grace || slices.Contains(o.Keep, i.Digest)
+		return i.InUse || now.Sub(i.Used) < o.Grace || slices.Contains(o.Keep, i.Digest) || foreign(filepath.Dir(i.Path)) != nil
 	})
 	slices.SortStableFunc(infos, func(a, b Info) int { return a.Used.Compare(b.Used) })
 

@@ -58,6 +58,7 @@ func (s *Store) GC(ctx context.Context, idle time.Duration, dryRun bool) (Report
 			r.Bytes += i.DiskSize
 		}
 	}
+	r.Held += s.bundlesInUse()
 	if err := s.gcBlobs(&r, gone, dryRun); err != nil {
 		return r, err
 	}
@@ -77,6 +78,42 @@ func (s *Store) GC(ctx context.Context, idle time.Duration, dryRun bool) (Report
 	return r, nil
 }
 
+// bundlesInUse counts the bundles that somebody holds.
+func (s *Store) bundlesInUse() int {
+	n := 0
+	for _, b := range s.bundleNames() {
+		l, err := fsx.TryLock(s.bundleLock(b), false)
+		if errors.Is(err, fsx.ErrLocked) {
+			n++
+		}
+		l.Close()
+	}
+	return n
+}
+
+// foreign says what in one of our directories is not ours, so that the whole of
+// it stays: a name that this package does not give, or anything that
+// fsx.NotOurs says.
+func foreign(dir string) error {
+	if err := fsx.NotOurs(dir); err != nil {
+		return err
+	}
+	ents, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range ents {
+		p := filepath.Join(dir, e.Name())
+		if !e.Type().IsRegular() || !ours.MatchString(e.Name()) {
+			return fmt.Errorf("%s is none of the store's files", p)
+		}
+		if err := fsx.NotOurs(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
 // removeImage takes an image out of the store unless somebody holds it
 // (fsx.ErrLocked).
 func (s *Store) removeImage(ctx context.Context, digest string, dryRun bool) (bool, error) {
@@ -86,6 +123,9 @@ func (s *Store) removeImage(ctx context.Context, digest string, dryRun bool) (bo
 		return false, err
 	}
 	defer hold.Close()
+	if err := foreign(dir); err != nil {
+		return false, err
+	}
 	if dryRun {
 		return true, nil
 	}
@@ -134,6 +174,10 @@ func (s *Store) gcBlobs(r *Report, gone map[string]bool, dryRun bool) error {
 			continue
 		}
 		path := filepath.Join(s.dir, "blobs", e.Name())
+		if err := fsx.NotOurs(path); err != nil {
+			r.Skipped = append(r.Skipped, err.Error())
+			continue
+		}
 		n := diskSize(path)
 		if !dryRun {
 			if err := os.Remove(path); err != nil {
@@ -162,6 +206,9 @@ func (s *Store) gcRefs(r *Report, gone map[string]bool, dryRun bool) {
 				continue
 			}
 		}
+		if fsx.NotOurs(filepath.Join(dir, e.Name())) != nil {
+			continue
+		}
 		r.Refs++
 		if !dryRun {
 			os.Remove(filepath.Join(dir, e.Name()))
@@ -178,6 +225,9 @@ func (s *Store) gcLocks(r *Report) {
 			continue
 		}
 		path := filepath.Join(s.dir, "locks", e.Name())
+		if fsx.NotOurs(path) != nil {
+			continue
+		}
 		if l, err := fsx.TryLock(path, false); err == nil {
 			if os.Remove(path) == nil {
 				r.Locks++

@@ -231,6 +231,10 @@ func (s *Store) sweep(dryRun bool) (r Report, err error) {
 			continue
 		}
 		dir := filepath.Join(s.dir, "staging", e.Name())
+		if err := fsx.NotOurs(dir); err != nil {
+			r.Skipped = append(r.Skipped, err.Error())
+			continue
+		}
 		held, err := fsx.TryLock(filepath.Join(dir, "lock"), false)
 		if err != nil {
 			if !errors.Is(err, fsx.ErrLocked) {

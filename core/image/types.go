@@ -115,6 +115,6 @@ type Report struct {
 	Locks   int      `json:"locks"`
 	Refs    int      `json:"refs"`
 	Bytes   int64    `json:"bytes"` // disk space freed
-	Held    int      `json:"held"`  // images left because they are in use
+	Held    int      `json:"held"`  // images and bundles left because they are in use
 	Skipped []string `json:"skipped,omitempty"`
 }

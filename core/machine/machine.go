@@ -9,6 +9,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"virtkit/core/numa"
 )
 
 // Spec is a guest to boot. Everything is decided before: no field is looked
@@ -24,6 +26,13 @@ type Spec struct {
 	Shares  []Share
 	Console io.Writer // every byte of the serial console, written in order; must not block for long
 	Nested  bool      // let the guest run guests
+	// NoBalloon keeps what the guest frees: without a balloon it is not told to
+	// the host.
+	NoBalloon bool
+	// Place is the memory node that the VMM is put on; nil = where the kernel
+	// likes. A host that refuses leaves the guest unplaced, with a line in the
+	// driver's log.
+	Place   *numa.Placement
 	ProcLog io.Writer // what the VMM's own process prints
 
 	// Restore, when set, is a state that a Saver wrote of a guest with the same

@@ -12,6 +12,7 @@ import (
 	"virtkit/core/admit"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
+	"virtkit/core/numa"
 	"virtkit/core/usage"
 )
 
@@ -25,9 +26,10 @@ const (
 // noClaim is a job's on a host that admits everything.
 type noClaim struct{}
 
-func (noClaim) File() *os.File { return nil }
-func (noClaim) Close() error   { return nil }
-func (noClaim) Release() error { return nil }
+func (noClaim) File() *os.File         { return nil }
+func (noClaim) Place() *numa.Placement { return nil }
+func (noClaim) Close() error           { return nil }
+func (noClaim) Release() error         { return nil }
 
 // admit waits until the host has room for the job. What an earlier attempt of
 // the same job may have left is removed first, its claim with it: the runner
@@ -74,7 +76,7 @@ func (j *job) declaredMiB() int64 {
 // askFor sizes the job's claim: by what it declares, or what it has been using.
 func (r *Runner) askFor(j *job) (admit.Ask, error) {
 	declared, limits := j.declaredMiB(), r.Gate.Limits()
-	ask := admit.Ask{ID: j.id.ID, Amounts: admit.Amounts{MemMiB: declared, CPUs: j.wanted.CPUs}}
+	ask := admit.Ask{ID: j.id.ID, Guest: numa.Guest{MemMiB: int64(j.wanted.MemMiB), CPUs: j.wanted.CPUs}, Amounts: admit.Amounts{MemMiB: declared, CPUs: j.wanted.CPUs}}
 	for _, s := range j.services.All {
 		ask.CPUs += s.CPUs
 	}

@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"virtkit/core/admit"
 	"virtkit/core/fault"
+	"virtkit/core/numa"
 	"virtkit/core/runner"
 	"virtkit/core/supervise"
 	"virtkit/core/usage"
@@ -26,6 +28,7 @@ type gate struct {
 	err    error
 	says   []string
 	f      *os.File
+	place  *numa.Placement
 
 	asks []admit.Ask
 	log  []string
@@ -38,6 +41,9 @@ func (g *gate) File() *os.File            { return g.f }
 func (g *gate) Close() error              { g.log = append(g.log, "close"); return nil }
 
 type held struct{ *gate }
+
+// Place is that of the claim.
+func (h held) Place() *numa.Placement { return h.place }
 
 func (h held) Release() error { h.log = append(h.log, "release"); return nil }
 
@@ -105,7 +111,7 @@ func TestAJobIsAdmittedBeforeItsImages(t *testing.T) {
 	g.says = []string{"waiting for 3072 MiB", "admitted after waiting 3s for memory"}
 	g.f = os.Stdin
 	w.prepare()
-	if d := cmp.Diff([]admit.Ask{{ID: w.id(), Amounts: admit.Amounts{MemMiB: 2048 + 1024, CPUs: 4, Disk: 8 * gib, Inodes: 96}}}, g.asks); d != "" {
+	if d := cmp.Diff([]admit.Ask{{ID: w.id(), Guest: numa.Guest{MemMiB: 2048, CPUs: 2}, Amounts: admit.Amounts{MemMiB: 2048 + 1024, CPUs: 4, Disk: 8 * gib, Inodes: 96}}}, g.asks); d != "" {
 		t.Error(d)
 	}
 	tr := w.trace.String()
@@ -198,7 +204,7 @@ func TestSizeOfAClaim(t *testing.T) {
 			w, g, h, key := admitted(t)
 			tt.set(w, g, h, key)
 			w.prepare(tt.env)
-			if d := cmp.Diff([]admit.Ask{{ID: w.id(), Amounts: tt.want, Keep: tt.keep}}, g.asks); d != "" {
+			if d := cmp.Diff([]admit.Ask{{ID: w.id(), Amounts: tt.want, Keep: tt.keep}}, g.asks, cmpopts.IgnoreFields(admit.Ask{}, "Guest")); d != "" {
 				t.Error(d)
 			}
 			if tt.says != "" {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"virtkit/core/admit"
+	"virtkit/core/conf"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
@@ -83,6 +84,9 @@ func (r *Runner) stepDone(j *job, name string, took time.Duration) {
 		}
 		r.say("%s in %s: %d %s, %s memory%s%s", how, seconds(took), j.spec.CPUs, plural(j.spec.CPUs, "CPU"),
 			execdrv.MiBText(j.spec.MemMiB), prefixed(", kernel ", j.state.Kernel), prefixed(", ", j.state.Accel))
+		if j.state.NUMA != "" {
+			r.say("%s", j.state.NUMA)
+		}
 		r.sayTools(j)
 	}
 }
@@ -110,6 +114,9 @@ func (r *Runner) read(j *job) error {
 	}
 	for _, n := range j.wanted.Notes {
 		r.say("%s", n)
+	}
+	if r.Set.DAX != "" {
+		r.warn(fmt.Sprintf("[executor.vm] dax = %q has no effect: QEMU offers no window here, and what jobs read of the host are disks, not shares", r.Set.DAX))
 	}
 	if j.services, err = r.readServices(j.call, j.resp); err != nil {
 		return err
@@ -286,6 +293,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
 		Record: r.recordSpec(j),
 	}
+	s.Place, s.NoBalloon, s.Reclaim = j.held.Place(), !r.Set.Balloon, r.reclaim(s.MemMiB)
 	if j.tools != nil {
 		s.Disks = append(s.Disks, *j.tools)
 	}
@@ -300,6 +308,25 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		s.Owner = r.Parent
 	}
 	return s
+}
+
+// reclaim is what the job's guest does with idle file cache. Without a balloon
+// what it evicts would come back to nobody.
+func (r *Runner) reclaim(memMiB int) *guestwire.Reclaim {
+	if !r.Set.Balloon {
+		return nil
+	}
+	return reclaimOf(r.Set.Reclaim, memMiB)
+}
+
+func reclaimOf(a conf.Amount, memMiB int) *guestwire.Reclaim {
+	switch {
+	case a.Word == "off" || a == conf.Amount{}:
+		return nil
+	case a.Word == "auto":
+		return &guestwire.Reclaim{}
+	}
+	return &guestwire.Reclaim{Keep: a.Of(int64(memMiB) << 20)}
 }
 
 func (r *Runner) timeoutOf(j *job) time.Duration {

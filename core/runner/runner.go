@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"virtkit/core/admit"
+	"virtkit/core/conf"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/guestwire"
@@ -133,6 +134,9 @@ type Settings struct {
 	CacheDir  string
 	Upper     int64 // bytes of the writable layer
 	Nested    bool
+	Reclaim   conf.Amount // of idle file cache: "auto", "off", or what stays
+	Balloon   bool        // the host gets back what a guest frees
+	DAX       string      // that is asked for and cannot be had; "" = not asked for
 	Kernel    string
 	Accel     string
 	Net       supervise.NetSpec

@@ -94,6 +94,8 @@ func (r *Runner) servicesOf(j *job) ([]supervise.Service, error) {
 				Net:       supervise.NetSpec{Names: v.Names},
 				Command:   &supervise.Command{Argv: argv, Env: v.Env, Dir: orSlash(img.Workdir), User: user},
 				BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit, Kernel: r.Set.Kernel, Accel: r.Set.Accel,
+				// A service has a balloon whatever the job's guest has.
+				Reclaim: reclaimOf(r.Set.Reclaim, v.MemMiB),
 			},
 			Ports: v.Ports, Wait: r.Set.ServiceWait,
 		}

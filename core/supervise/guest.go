@@ -19,6 +19,7 @@ import (
 	"virtkit/core/guestwire"
 	"virtkit/core/logx"
 	"virtkit/core/machine"
+	"virtkit/core/numa"
 )
 
 // Serials of a guest's disks.
@@ -236,8 +237,9 @@ func (s *supervisor) boot(ctx context.Context) error {
 		Name: s.spec.Hostname, CPUs: s.spec.CPUs, MemMiB: s.spec.MemMiB, Dir: dir,
 		Kernel:  s.kernel,
 		Disks:   []machine.Disk{{Path: s.spec.Image.Path, Serial: RootSerial, ReadOnly: true}},
-		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog,
+		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog, NoBalloon: s.spec.NoBalloon, Place: s.place(),
 	}
+	ms.Kernel.Cmdline = append(slices.Clone(s.kernel.Cmdline), s.pressure())
 	if s.spec.Upper > 0 {
 		ms.Disks = append(ms.Disks, machine.Disk{Path: filepath.Join(s.dir, UpperFile), Serial: UpperSerial})
 	}
@@ -291,6 +293,40 @@ func (s *supervisor) boot(ctx context.Context) error {
 		st.Phase, st.VMMPID, st.VMMStart, st.Restored = Booting, m.PID(), start, from.restored
 	})
 	return nil
+}
+
+// pressure is the kernel's word for whether it accounts for pressure, which its
+// scheduler pays for: for recordings, and to know when not to reclaim.
+func (s *supervisor) pressure() string {
+	if s.spec.Record != nil || s.spec.Reclaim != nil {
+		return "psi=1"
+	}
+	return "psi=0"
+}
+
+// place is the memory node of the guest, the same at each boot.
+func (s *supervisor) place() *numa.Placement {
+	if s.placed || s.spec.Place != nil || s.d.Place == nil {
+		s.tellPlace()
+		return s.spec.Place
+	}
+	s.placed = true
+	p, err := s.d.Place(s.spec)
+	if err != nil {
+		s.log.Warn("choosing a memory node", logx.Err, err)
+	}
+	s.spec.Place = p
+	s.tellPlace()
+	return p
+}
+
+func (s *supervisor) tellPlace() {
+	if s.spec.Place == nil {
+		return
+	}
+	line := s.spec.Place.Line()
+	s.log.Info(line)
+	s.board.update(func(st *State) { st.NUMA = line })
 }
 
 // nicFile is the first end of the guest's cable, later a new one.
@@ -348,6 +384,7 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 		Env:      s.spec.Env,
 		Loopback: s.spec.Net.Loopback,
 		Nested:   s.spec.Nested,
+		Reclaim:  s.spec.Reclaim,
 		Record:   s.recorder != nil,
 		Services: s.spec.ServiceExec,
 	}

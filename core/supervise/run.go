@@ -19,6 +19,7 @@ import (
 	"virtkit/core/fsx"
 	"virtkit/core/logx"
 	"virtkit/core/machine"
+	"virtkit/core/numa"
 )
 
 // Deps are what the supervisor's process needs of the engines.
@@ -31,6 +32,8 @@ type Deps struct {
 	NewDriver func(ctx context.Context, s Spec) (d machine.Driver, accel string, err error)
 	// Kernel finds the kernel that s.Kernel asks for.
 	Kernel func(ctx context.Context, s Spec) (machine.Kernel, error)
+	// Place chooses a memory node for a guest; nil: none is chosen.
+	Place func(s Spec) (*numa.Placement, error)
 	// Disk makes the writable layer at path with room for size bytes.
 	Disk func(path string, size int64) error
 	// NewNetwork makes the job's switch; not called when s.Net.Mode is
@@ -104,6 +107,7 @@ type supervisor struct {
 	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
 	commandEnv []string
 
+	placed    bool        // Deps.Place was asked
 	cabled    bool        // the port's first descriptor was given away
 	from      origin      // of the boot that is under way or was last
 	noRestore bool        // a template was no good

@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"virtkit/core/guestwire"
+	"virtkit/core/numa"
 )
 
 // Spec says what a supervisor runs. It is written to <jobdir>/spec.json and
@@ -38,6 +39,14 @@ type Spec struct {
 	CPUs     int       `json:"cpus"`
 	MemMiB   int       `json:"mem_mib"`
 	Nested   bool      `json:"nested,omitempty"`
+
+	// Reclaim has the guest give idle file cache back; NoBalloon keeps what it
+	// frees, and with it what it gives back.
+	Reclaim   *guestwire.Reclaim `json:"reclaim,omitempty"`
+	NoBalloon bool               `json:"no_balloon,omitempty"`
+	// Place is the memory node that was chosen for the guest; nil = Deps.Place
+	// chooses when it boots.
+	Place *numa.Placement `json:"place,omitempty"`
 
 	Image Image `json:"image"`
 	Upper int64 `json:"upper_bytes"` // capacity of the writable layer
@@ -223,6 +232,8 @@ type State struct {
 
 	Services []ServiceState `json:"services,omitempty"`
 
+	// NUMA says on which memory node the guest is; "" where there is no choice.
+	NUMA string `json:"numa,omitempty"`
 	// Linked are the programs of the disk of tools that the root lacks.
 	Linked []string `json:"linked,omitempty"`
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"virtkit/core/fsx"
+	"virtkit/core/lazyre"
 )
 
 // initramfsDir is where an initramfs is kept by its digest.
@@ -79,6 +80,10 @@ func writeInitramfs(stateDir string, a agent, mods []module) (string, error) {
 	return path, nil
 }
 
+// archiveForm are the names that writeInitramfs gives, also to a file that it is
+// writing (fsx.WriteFile).
+var archiveForm = lazyre.New(`^\.?[0-9a-f]{32}\.cpio(\.tmp-[0-9]+)?$`)
+
 // Sweep removes what no guest was booted from for as long as idle: initramfs
 // files and leftovers of writers that died, those of kernel fetches too. It
 // returns the bytes of initramfs freed. With dryRun it tells and removes
@@ -101,7 +106,8 @@ func Sweep(stateDir string, idle time.Duration, dryRun bool) (int64, error) {
 	}
 	for _, e := range entries {
 		st, err := e.Info()
-		if err != nil || time.Since(st.ModTime()) < idle {
+		if err != nil || time.Since(st.ModTime()) < idle || !archiveForm.MatchString(e.Name()) ||
+			!e.Type().IsRegular() || fsx.NotOurs(filepath.Join(initramfsDir(stateDir), e.Name())) != nil {
 			continue
 		}
 		if !dryRun {

@@ -184,7 +184,10 @@ func (p plan) args() []string {
 		add("-chardev", fmt.Sprintf("socket,id=fs%d,fd=%d", i, p.shares[i]),
 			"-device", fmt.Sprintf("vhost-user-fs-device,queue-size=1024,chardev=fs%d,tag=%s", i, sh.Tag))
 	}
-	add("-device", "virtio-balloon-device,free-page-reporting=on", "-device", "virtio-rng-device")
+	if !s.NoBalloon {
+		add("-device", "virtio-balloon-device,free-page-reporting=on")
+	}
+	add("-device", "virtio-rng-device")
 	if p.restore != 0 {
 		add("-incoming", "fd:"+strconv.Itoa(p.restore))
 	}

@@ -48,6 +48,7 @@ type Driver struct {
 	cfg Config
 	log *slog.Logger
 	dev string // /dev/kvm
+	sys string // /sys
 	// probe boots k under KVM; replaced in tests.
 	probe func(ctx context.Context, k machine.Kernel) error
 
@@ -63,7 +64,7 @@ var _ machine.Driver = (*Driver)(nil)
 
 // New makes a Driver; nothing is looked up until it is used.
 func New(cfg Config) *Driver {
-	d := &Driver{cfg: cfg, log: cfg.Log, dev: "/dev/kvm", verdicts: map[string]Verdict{}}
+	d := &Driver{cfg: cfg, log: cfg.Log, dev: "/dev/kvm", sys: "/sys", verdicts: map[string]Verdict{}}
 	if d.log == nil {
 		d.log = logx.Discard()
 	}
@@ -96,6 +97,11 @@ func (d *Driver) decideAndBoot(ctx context.Context, s machine.Spec) (*guest, err
 	v, err := d.Verdict(ctx, s.Kernel)
 	if err != nil {
 		return nil, err
+	}
+	if s.Nested && v.Accel == "kvm" {
+		if err := CanNest(d.sys); err != nil {
+			return nil, err
+		}
 	}
 	return d.boot(ctx, s, v.Accel)
 }
@@ -136,7 +142,7 @@ func (d *Driver) boot(ctx context.Context, s machine.Spec, accel string) (_ *gue
 	if cmd.SysProcAttr, err = credential(accel, d.dev); err != nil {
 		return nil, err
 	}
-	if err := spawn.Start(cmd); err != nil {
+	if err := spawn.StartPlaced(cmd, placer(s.Place, g.log)); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", info.Binary, err)
 	}
 	o.closeTheirs()

@@ -171,7 +171,7 @@ func (s *Store) Sweep(idle time.Duration, dryRun bool) (freed int64, err error) 
 		return 0, err
 	}
 	for _, fi := range all {
-		if time.Since(fi.ModTime()) < idle {
+		if time.Since(fi.ModTime()) < idle || fsx.NotOurs(filepath.Join(s.dir, fi.Name())) != nil {
 			continue
 		}
 		if !dryRun {

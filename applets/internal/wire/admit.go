@@ -28,6 +28,7 @@ func (h *Host) Gate() (*ledger.Admissions, error) {
 		Limits: admit.Limits{MemMiB: budget, Disk: s.DiskAdmission},
 		Wait:   s.WaitTimeout,
 		Evict:  h.evict,
+		Place:  h.placeByLedger(budget),
 	})
 }
 

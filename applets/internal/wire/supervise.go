@@ -68,6 +68,7 @@ func (h *Host) SupervisorDeps() supervise.Deps {
 			return d, v.Accel, nil
 		},
 		Kernel: kernel,
+		Place:  h.place,
 		Disk: func(path string, size int64) error {
 			return disk.Upper(context.Background(), h.StateDir, path, size)
 		},

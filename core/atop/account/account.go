@@ -226,7 +226,10 @@ func (a *Account) devices(s *atop.Sample) {
 }
 
 func (a *Account) process(p *atop.Proc) {
-	r := a.rows[p.Key()]
+	var r *row
+	if !p.Ended() || !p.New { // one that began and ended between two samples was seen by none
+		r = a.rows[p.Key()]
+	}
 	if r == nil && (!p.Ended() || !p.New) && len(a.rows) < maxRows {
 		r = &row{pid: p.PID, title: p.Title()}
 		a.rows[p.Key()] = r

@@ -53,6 +53,10 @@ type area struct {
 
 var areas = []area{
 	{"host", (*bench).startup},
+	{"host-admission", (*bench).admission},
+	{"host-history", (*bench).history},
+	{"host-atop", (*bench).summary},
+	{"host-idle", (*bench).idle},
 	{"boot", (*bench).boot},
 	{"guest", (*bench).guest},
 	{"image", (*bench).image},

@@ -9,8 +9,9 @@ import (
 )
 
 type request struct {
-	cmd  *exec.Cmd
-	done chan error
+	cmd   *exec.Cmd
+	place func() (undo func())
+	done  chan error
 }
 
 // The parent-death signal of Linux is sent when the thread that forked ends,
@@ -21,7 +22,13 @@ var forker = sync.OnceValue(func() chan<- request {
 	go func() {
 		runtime.LockOSThread()
 		for r := range ch {
-			r.done <- r.cmd.Start()
+			undo := func() {}
+			if r.place != nil {
+				undo = r.place()
+			}
+			err := r.cmd.Start()
+			undo()
+			r.done <- err
 		}
 	}()
 	return ch
@@ -29,13 +36,18 @@ var forker = sync.OnceValue(func() chan<- request {
 
 // Start is cmd.Start with a parent-death signal of SIGKILL and a process group
 // of its own for the child. Other fields of SysProcAttr stay as they are.
-func Start(cmd *exec.Cmd) error {
+func Start(cmd *exec.Cmd) error { return StartPlaced(cmd, nil) }
+
+// StartPlaced is Start where place, unless it is nil, is called on the thread
+// that forks: what it sets of that thread the child inherits. undo is called
+// there after the fork.
+func StartPlaced(cmd *exec.Cmd, place func() (undo func())) error {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
 	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 	cmd.SysProcAttr.Setpgid = true
-	r := request{cmd, make(chan error, 1)}
+	r := request{cmd, place, make(chan error, 1)}
 	forker() <- r
 	return <-r.done
 }

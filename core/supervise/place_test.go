@@ -1,0 +1,63 @@
+package supervise_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"virtkit/core/guestwire"
+	"virtkit/core/numa"
+	"virtkit/core/supervise"
+	"virtkit/core/supervise/supervisetest"
+)
+
+func TestPlace(t *testing.T) {
+	given := &numa.Placement{Node: 0, Nodes: []int{0, 1}, CPUList: "0-3"}
+	chosen := &numa.Placement{Interleave: true, Unfit: true, Nodes: []int{0, 1}}
+	for _, tc := range []struct {
+		name  string
+		given *numa.Placement
+		place func(supervise.Spec) (*numa.Placement, error)
+		want  *numa.Placement
+		line  string
+	}{
+		{"given", given, func(supervise.Spec) (*numa.Placement, error) { return chosen, nil }, given, "NUMA: node 0 (cpus 0-3) of 2"},
+		{"chosen", nil, func(supervise.Spec) (*numa.Placement, error) { return chosen, nil }, chosen, "NUMA: interleaved across 2 nodes (the VM does not fit one node)"},
+		{"no choice", nil, func(supervise.Spec) (*numa.Placement, error) { return nil, nil }, nil, ""},
+		{"unknown", nil, func(supervise.Spec) (*numa.Placement, error) { return nil, errors.New("no sysfs") }, nil, ""},
+		{"nobody chooses", nil, nil, nil, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w := run(t, &supervisetest.Driver{}, func(s *supervise.Spec, d *supervise.Deps) { s.Place, d.Place = tc.given, tc.place })
+			st, err := w.client.State(ctxFor(t))
+			if err != nil || st.NUMA != tc.line || w.driver.Last().Spec.Place != tc.want && w.driver.Last().Spec.Place.Line() != tc.line {
+				t.Errorf("placed %+v, says %q, %v; want %q", w.driver.Last().Spec.Place, st.NUMA, err, tc.line)
+			}
+		})
+	}
+}
+
+// TestPressureIsAccountedWhereItIsRead: the scheduler pays for it.
+func TestPressureIsAccountedWhereItIsRead(t *testing.T) {
+	for _, tc := range []struct {
+		reclaim *guestwire.Reclaim
+		record  *supervise.Record
+		want    string
+	}{
+		{nil, nil, "psi=0"},
+		{&guestwire.Reclaim{Keep: 1}, nil, "psi=1"},
+		{nil, &supervise.Record{Name: "r", Interval: time.Hour}, "psi=1"},
+	} {
+		w := run(t, &supervisetest.Driver{}, func(s *supervise.Spec, _ *supervise.Deps) {
+			s.Reclaim, s.Record, s.NoBalloon = tc.reclaim, tc.record, true
+		})
+		got := w.driver.Last().Spec
+		if !slices.Contains(got.Kernel.Cmdline, tc.want) || !got.NoBalloon {
+			t.Errorf("%+v: command line %q, no balloon %v; want %s", tc, got.Kernel.Cmdline, got.NoBalloon, tc.want)
+		}
+		if r := w.driver.Last().Setups()[0].Reclaim; (r == nil) != (tc.reclaim == nil) || r != nil && *r != *tc.reclaim {
+			t.Errorf("the guest is told to reclaim %+v, want %+v", r, tc.reclaim)
+		}
+	}
+}
