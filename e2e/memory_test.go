@@ -99,7 +99,7 @@ func rss(t *testing.T, pid int) int64 {
 func eventuallyMiB(t *testing.T, what string, want int64, get func() int64) {
 	t.Helper()
 	var got int64
-	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+	for end := time.Now().Add(4 * time.Minute); time.Now().Before(end); time.Sleep(time.Second) {
 		if got = get(); got <= want {
 			return
 		}

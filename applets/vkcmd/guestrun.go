@@ -188,8 +188,11 @@ func (hg *hostGuests) start(ctx context.Context, s supervise.Spec) (guest, error
 	if err != nil {
 		return nil, errors.Join(err, release(r))
 	}
-	if hg.a.g.verbose {
-		if st, err := client.State(ctx); err == nil {
+	if st, err := client.State(ctx); err == nil {
+		if st.NUMA != "" { // there is a choice on this host
+			hg.a.say("%s", st.NUMA)
+		}
+		if hg.a.g.verbose {
 			hg.a.say("%s", stepsText(st))
 		}
 	}
