@@ -98,8 +98,9 @@ func openClaims(stateDir, jobs string) (*Claims, error) {
 }
 
 // decideWait bounds how long the lock over decisions is waited for, beyond
-// which its holder is not at work but stopped.
-const decideWait = time.Minute
+// which its holder is not at work but stopped. A minute was not enough for 64
+// that ask at once, and are killed, on two cores with 90 others that want to run.
+const decideWait = 5 * time.Minute
 
 // decide takes the lock over decisions. Its holders need it for milliseconds,
 // and 64 of them may come at once, so that the waits between tries are short.
