@@ -61,16 +61,17 @@ func (p *progress) Done(err error) {
 	t.Done(err)
 }
 
-// bootProgress shows how a guest comes up, when somebody wants to know.
+// bootProgress warns of starts of a guest that came to nothing, and shows how it
+// comes up when somebody wants to know.
 func (a *app) bootProgress() func(supervise.State) {
-	if !a.g.verbose {
-		return nil
-	}
-	last := ""
+	last, retried := "", 0
 	return func(s supervise.State) {
-		if s.Stage != last {
+		if a.g.verbose && s.Stage != last {
 			last = s.Stage
 			a.say("%s: %s", s.Phase, s.Stage)
+		}
+		for ; retried < len(s.Retried); retried++ {
+			a.warn("the guest was booted again: %s", ui.CleanLine(s.Retried[retried]))
 		}
 	}
 }

@@ -147,6 +147,18 @@ func TestRunEndsInOrderWhatIsToBeKept(t *testing.T) {
 	}
 }
 
+func TestBootedAgainIsToldOnce(t *testing.T) {
+	a, _, stderr := testApp(t, nil)
+	hear := a.bootProgress()
+	for _, why := range [][]string{nil, {"no \x1b life"}, {"no \x1b life"}, {"no \x1b life", "reset"}} {
+		hear(supervise.State{Stage: "boot", Retried: why})
+	}
+	want := "vk: warning: the guest was booted again: no \\x1b life\nvk: warning: the guest was booted again: reset\n"
+	if stderr.String() != want {
+		t.Errorf("told %q, want %q", stderr, want)
+	}
+}
+
 func TestRunDetached(t *testing.T) {
 	f := &fakeHost{img: image.Config{User: "u"}}
 	code, out, _ := runFake(t, &runOptions{image: "x", args: []string{"a"}, detach: true}, f, nil)

@@ -129,20 +129,37 @@ func serviceRecords(services []supervise.Service) []ServiceRecord {
 	return out
 }
 
-// startTeller tells in the trace how the services come up.
+// startTeller tells in the trace how the job's guest and its services come up.
 type startTeller struct {
 	r       *Runner
 	j       *job
+	retried int // of the job's own guest
 	waiting bool
-	told    []struct{ started, ready bool }
+	told    []toldService
+}
+
+// toldService is what was told of a service.
+type toldService struct {
+	started, ready bool
+	retried        int
 }
 
 func (r *Runner) newStartTeller(j *job) *startTeller {
-	return &startTeller{r: r, j: j, told: make([]struct{ started, ready bool }, len(j.services.All))}
+	return &startTeller{r: r, j: j, told: make([]toldService, len(j.services.All))}
+}
+
+// again tells of starts that were given up, beyond the first told ones, and
+// returns how many were told now.
+func (t *startTeller) again(what string, why []string, told int) int {
+	for _, w := range why[min(told, len(why)):] {
+		t.r.warn(what + " was booted again: " + ui.CleanLine(w))
+	}
+	return max(told, len(why))
 }
 
 // hear takes the supervisor's state at each change.
 func (t *startTeller) hear(st supervise.State) {
+	t.retried = t.again("the guest", st.Retried, t.retried)
 	if w, ok := strings.CutPrefix(st.Stage, "waiting for services "); ok && !t.waiting {
 		t.waiting = true
 		t.r.say("waiting for services: %s", w)
@@ -152,6 +169,7 @@ func (t *startTeller) hear(st supervise.State) {
 			return
 		}
 		told := &t.told[i]
+		told.retried = t.again("service "+v.Name, v.Retried, told.retried)
 		if v.Start > 0 && !told.started {
 			told.started = true
 			t.r.say("service %s: started in %s as %s", v.Name, seconds(v.Start), hostOf(v.Addr))

@@ -37,7 +37,7 @@ func TestServices(t *testing.T) {
 	w.host.Services = func(s supervise.Spec) []supervise.ServiceState {
 		return []supervise.ServiceState{
 			{Name: "www", Phase: supervise.Running, Addr: "10.0.0.3/24", Start: 1500 * time.Millisecond, Waited: true, Ready: 250 * time.Millisecond},
-			{Name: "sql__db", Phase: supervise.Running},
+			{Name: "sql__db", Phase: supervise.Running, Retried: []string{"it gave no sign of life for 40s"}},
 		}
 	}
 	w.prepare()
@@ -63,7 +63,8 @@ func TestServices(t *testing.T) {
 	}
 	w.wantTrace("virtkit: service www: image web:1 (sha256:w, cached) in 0.00s\n",
 		"virtkit: service registry.example__sql__db: image registry.example:5000/sql/db:2 (sha256:d) in 0.00s\n",
-		"virtkit: service www: started in 1.50s as 10.0.0.3\n", "virtkit: service www: accepts connections on ports 80, 443 after 0.25s\n")
+		"virtkit: service www: started in 1.50s as 10.0.0.3\n", "virtkit: warning: service sql__db was booted again: it gave no sign of life for 40s\n",
+		"virtkit: service www: accepts connections on ports 80, 443 after 0.25s\n")
 	rec, err := runner.ReadRecord(w.host.Dir(w.id()))
 	if err != nil || len(rec.Services) != 2 || rec.TotalMemMiB() != 4096 {
 		t.Errorf("record = %+v, %v", rec, err)
@@ -71,6 +72,25 @@ func TestServices(t *testing.T) {
 	for _, q := range w.host.Queries {
 		if q.Service == db.Spec.ID && !slices.Equal(q.PullPolicies, []string{"never"}) {
 			t.Errorf("query = %+v", q)
+		}
+	}
+}
+
+// A job whose guest was booted again goes on, and its trace says so, once.
+func TestBootedAgainIsTold(t *testing.T) {
+	w := withServices(t)
+	w.host.Services = func(s supervise.Spec) []supervise.ServiceState {
+		return []supervise.ServiceState{{Name: "www", Retried: []string{"it reset"}}, {Name: "db"}}
+	}
+	w.host.State = func(s *supervise.State) { s.Retried = []string{"QEMU \x1b[31mended", "it reset"} }
+	w.prepare()
+	for _, line := range []string{
+		"virtkit: warning: the guest was booted again: QEMU \\x1b[31mended\n",
+		"virtkit: warning: the guest was booted again: it reset\n",
+		"virtkit: warning: service www was booted again: it reset\n",
+	} {
+		if n := strings.Count(w.trace.String(), line); n != 1 {
+			t.Errorf("the trace has %q %d times:\n%s", line, n, w.trace.String())
 		}
 	}
 }

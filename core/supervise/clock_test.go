@@ -48,9 +48,7 @@ func TestClockIsKept(t *testing.T) {
 
 // A clock that was wrong from the start is set too.
 func TestClockWrongFromTheStart(t *testing.T) {
-	w := begin(t, &supervisetest.Driver{Late: 50 * time.Millisecond}, func(_ *supervise.Spec, d *supervise.Deps) { d.Times.Ping = 10 * time.Millisecond })
-	eventually(t, "the guest", func() bool { return w.driver.Last() != nil })
-	w.driver.Last().ShiftClock(-40 * 365 * 24 * time.Hour)
+	w := run(t, &supervisetest.Driver{Ahead: -40 * 365 * 24 * time.Hour}, func(_ *supervise.Spec, d *supervise.Deps) { d.Times.Ping = 10 * time.Millisecond })
 	eventually(t, "the right clock", func() bool {
 		ahead, n, _ := w.driver.Last().Clock()
 		return n == 1 && ahead.Abs() < 500*time.Millisecond

@@ -3,6 +3,8 @@ package supervise
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -20,7 +22,8 @@ type commandEnd struct {
 
 // bootReady boots the guest until it is set up. One that reboots on the way is
 // given a few tries, and one that gives no sign of life another; one from a
-// template that does not start at all is booted instead.
+// template that does not start at all, whatever ended it, is booted instead. Each
+// of these is told (State.Retried).
 func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 	for try := 1; ; try++ {
 		wctx, cancel := context.WithCancel(ctx)
@@ -28,7 +31,7 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 		if try == 1 {
 			go s.endStillborn(wctx, s.console.Total(), &stillborn)
 		}
-		err := s.runSteps(ctx, s.bootSteps(), undo)
+		err := s.whyGone(ctx, s.runSteps(ctx, s.bootSteps(), undo))
 		cancel()
 		if err != nil && s.from.restored && ctx.Err() == nil {
 			s.giveUpTemplate(s.from, err)
@@ -40,12 +43,47 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 		if !errors.As(err, &gone) || try == bootTries || gone.exit.Reason != machine.Reboot && !stillborn.Load() {
 			return err
 		}
+		why := "it reset itself before it was ready"
 		if stillborn.Load() {
-			s.log.Warn("the guest gave no sign of life; booting it again", "after", s.spec.BootLimit/stillbornPart)
-			s.board.stage("booting again: the guest gave no sign of life")
+			why = fmt.Sprintf("it gave no sign of life for %v", s.d.Times.Life)
 		}
+		s.log.Warn("the guest did not start; booting it again", "why", why)
+		s.retried(why)
 		s.killGuest()
 	}
+}
+
+// goneWait is how long after the way to its agent broke a guest's end may come.
+const goneWait = 5 * time.Second
+
+// whyGone makes a guestGone of the error of a step whose way to the guest broke
+// because the guest ended, which is seen a moment later.
+func (s *supervisor) whyGone(ctx context.Context, err error) error {
+	g := s.current()
+	if _, known := errors.AsType[*guestGone](err); known || g == nil || !errors.Is(err, guestclient.ErrGuestGone) {
+		return err
+	}
+	select {
+	case <-g.done:
+	case <-ctx.Done():
+		return err
+	case <-time.After(goneWait):
+		return err
+	}
+	gone := &guestGone{g.exit}
+	if se, ok := errors.AsType[*stepError](err); ok {
+		return &stepError{se.step, gone}
+	}
+	return gone
+}
+
+// retried notes why the guest is booted again: a start that was given up is told
+// to whoever waits for it, even when the next one comes off.
+func (s *supervisor) retried(why string) {
+	s.board.update(func(st *State) {
+		st.Stage = "booting again: " + why
+		st.Retried = append(slices.Clip(st.Retried), why)
+	})
 }
 
 // stillbornPart of the boot limit is how long a guest may give no sign of life.
@@ -57,17 +95,20 @@ const stillbornPart = 3
 // before its kernel's first word and would fail its job for nothing. before is
 // the length of the console when it was booted.
 func (s *supervisor) endStillborn(ctx context.Context, before int64, stillborn *atomic.Bool) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-time.After(s.spec.BootLimit / stillbornPart):
+	var g *guest
+	for g == nil { // its VMM may not even have been started
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(s.d.Times.Life):
+		}
+		g = s.current()
 	}
 	alive := s.console.Total() != before
 	if s.restoring.Load() { // what is on its console is ours
 		alive = s.answered.Load()
 	}
-	g := s.current()
-	if g == nil || alive || ctx.Err() != nil {
+	if alive || ctx.Err() != nil {
 		return
 	}
 	stillborn.Store(true)

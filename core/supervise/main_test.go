@@ -72,6 +72,9 @@ func supervisorProcess(dir string) int {
 	d := &supervisetest.Driver{Process: true}
 	d.Silent = os.Getenv("TEST_SUPERVISE_SILENT") != ""
 	deps := fakeDeps(d, &supervisetest.Network{})
+	if os.Getenv("TEST_SUPERVISE_STILLBORN") != "" {
+		d.Stillborn, deps.Times.Life = 1, soonLife
+	}
 	deps.Log = logx.New(os.Stderr, slog.LevelDebug, false)
 	deps.Argv, deps.Env = relaunch()
 	if os.Getenv("TEST_SUPERVISE_CRASH") != "" {
@@ -93,9 +96,13 @@ func supervisorProcess(dir string) int {
 }
 
 // relaunch is how a supervisor starts those of its services; they pause where
-// TEST_SUPERVISE_SERVICE_PAUSE says.
+// TEST_SUPERVISE_SERVICE_PAUSE says, and their guests' first boots give
+// no sign of life with TEST_SUPERVISE_STILLBORN.
 func relaunch() (argv, env []string) {
 	env = []string{"TEST_SUPERVISE_MODE=supervise"}
+	if os.Getenv("TEST_SUPERVISE_STILLBORN") != "" {
+		env = append(env, "TEST_SUPERVISE_STILLBORN=1")
+	}
 	if p := os.Getenv("TEST_SUPERVISE_SERVICE_PAUSE"); p != "" {
 		env = append(env, "TEST_SUPERVISE_PAUSE="+p)
 	}
@@ -138,6 +145,6 @@ func testSpec(base string) supervise.Spec {
 		Image:     supervise.Image{Ref: "local/test", Digest: "sha256:0", Path: img, FSType: "ext4", Lock: filepath.Join(base, "image.lock")},
 		Upper:     1 << 20,
 		Net:       supervise.NetSpec{Mode: "switch"},
-		BootLimit: 20 * time.Second,
+		BootLimit: 2 * time.Minute,
 	}
 }

@@ -178,7 +178,7 @@ func TestLaunchFailures(t *testing.T) {
 			base := t.TempDir()
 			dir := filepath.Join(base, "run-1")
 			s := testSpec(base)
-			s.BootLimit = 700 * time.Millisecond
+			s.BootLimit = 3 * time.Second // all of which the silent one takes
 			s.Keep = true
 			_, err := supervise.Launch(ctxFor(t), launchOptions(dir, s, c.env...))
 			if err == nil {

@@ -122,21 +122,22 @@ func (s *supervisor) serviceState(v *service, f func(*ServiceState)) {
 // runService launches a service, waits for its ports and follows it to its end.
 func (s *supervisor) runService(ctx context.Context, v *service) {
 	start := time.Now()
-	v.client, v.err = s.launchService(ctx, v)
+	var retried []string
+	v.client, v.err = s.launchService(ctx, v, func(st State) { retried = st.Retried })
 	close(v.started)
 	if v.err != nil {
-		s.serviceState(v, func(st *ServiceState) { st.Phase = Ended })
+		s.serviceState(v, func(st *ServiceState) { st.Phase, st.Retried = Ended, retried })
 		close(v.settled)
 		return
 	}
 	up := time.Now()
-	s.serviceState(v, func(st *ServiceState) { st.Phase, st.Start = Running, up.Sub(start) })
+	s.serviceState(v, func(st *ServiceState) { st.Phase, st.Start, st.Retried = Running, up.Sub(start), retried })
 	go s.followService(ctx, v)
 	s.awaitPorts(ctx, v, up)
 	close(v.settled)
 }
 
-func (s *supervisor) launchService(ctx context.Context, v *service) (*Client, error) {
+func (s *supervisor) launchService(ctx context.Context, v *service, progress func(State)) (*Client, error) {
 	spec := v.spec.Spec
 	spec.Kind, spec.Owner, spec.Keep = ServiceKind, Self(), true
 	spec.Net.Mode = modePort
@@ -156,7 +157,7 @@ func (s *supervisor) launchService(ctx context.Context, v *service) (*Client, er
 	}
 	go serveUplink(ours, v.port)
 	defer theirs.Close()
-	c, err := Launch(ctx, LaunchOptions{Dir: v.dir, Spec: spec, Argv: s.d.Argv, Env: s.d.Env, uplink: theirs})
+	c, err := Launch(ctx, LaunchOptions{Dir: v.dir, Spec: spec, Argv: s.d.Argv, Env: s.d.Env, Progress: progress, uplink: theirs})
 	if err != nil {
 		ours.Close()
 		return nil, err

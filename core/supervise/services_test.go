@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -54,7 +55,7 @@ func serviceSpec(base, name string, argv []string, env ...string) supervise.Serv
 	s.ID, s.Name, s.Hostname, s.Created = name, name, name, time.Now()
 	s.Net = supervise.NetSpec{Names: []string{name, name + ".alias"}}
 	s.Command = &supervise.Command{Argv: argv, Env: env}
-	return supervise.Service{Spec: s, Wait: 10 * time.Second}
+	return supervise.Service{Spec: s, Wait: time.Minute}
 }
 
 // listener is a service that listens on a free port.
@@ -95,8 +96,16 @@ func commandLog(t *testing.T, dir, service string) string {
 
 func TestServices(t *testing.T) {
 	base := t.TempDir()
-	bad := listener(t, base, "late")
-	bad.Ports, bad.Wait = append(bad.Ports, freePort(t)), 300*time.Millisecond
+	// Whoever accepts for it has done so before the wait begins, so that the wait,
+	// all of which is taken, can be short.
+	open, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	const wait = 2 * time.Second
+	bad := shell(base, "late", "exec sleep 1000")
+	bad.Ports, bad.Wait = []int{open.Addr().(*net.TCPAddr).Port, freePort(t)}, wait
 	dir, c, err := launchWith(t, base, nil, listener(t, base, "web"), bad, shell(base, "dead", "echo last words; exit 3"))
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +118,7 @@ func TestServices(t *testing.T) {
 	if v := st.Services[0]; v.Name != "web" || v.Phase != supervise.Running || v.Addr == "" || !v.Waited || len(v.Closed) != 0 || v.Exit != nil {
 		t.Errorf("web = %+v", v)
 	}
-	if v := st.Services[1]; v.Phase != supervise.Running || len(v.Closed) != 1 || v.Closed[0] != bad.Ports[1] || v.Limit != 300*time.Millisecond || v.Ready < v.Limit {
+	if v := st.Services[1]; v.Phase != supervise.Running || len(v.Closed) != 1 || v.Closed[0] != bad.Ports[1] || v.Limit != wait || v.Ready < v.Limit {
 		t.Errorf("late = %+v, want port %d closed after its limit", v, bad.Ports[1])
 	}
 	if x := st.Services[2].Exit; x.Reason != supervise.ReasonExited || x.Code == nil || *x.Code != 3 || st.Services[2].Phase != supervise.Ended {
@@ -150,6 +159,26 @@ func TestServices(t *testing.T) {
 	gone(t, dir)
 	if left := processesWith(dir); len(left) > 0 {
 		t.Errorf("processes %v are left", left)
+	}
+}
+
+// What was booted again is told of the guest and of each of its services.
+func TestBootedAgainIsTold(t *testing.T) {
+	base := t.TempDir()
+	_, c, err := launchWith(t, base, []string{"TEST_SUPERVISE_STILLBORN=1"}, shell(base, "web", "exec sleep 1000"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	st, err := c.State(ctxFor(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"it gave no sign of life for 50ms"}
+	if !slices.Equal(st.Retried, want) || !slices.Equal(st.Services[0].Retried, want) {
+		t.Errorf("booted again: %q, its service: %q; want %q of both", st.Retried, st.Services[0].Retried, want)
+	}
+	if _, err := c.Stop(ctxFor(t), time.Second); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -370,7 +399,7 @@ func TestServiceExecGarbage(t *testing.T) {
 		}
 		defer c.Close()
 		f(c)
-		c.SetReadDeadline(time.Now().Add(10 * time.Second))
+		c.SetReadDeadline(time.Now().Add(time.Minute))
 		if b, err := io.ReadAll(c); err != nil || len(b) > 0 {
 			t.Errorf("%s was answered %q, %v; want the stream's end", name, b, err)
 		}

@@ -214,21 +214,24 @@ type State struct {
 	PID     int       `json:"pid"`     // supervisor
 	VMMPID  int       `json:"vmm_pid"` // 0 when none
 	// Start and VMMStart are the start times of PID and VMMPID (see Owner).
-	Start    uint64    `json:"start,omitempty"`
-	VMMStart uint64    `json:"vmm_start,omitempty"`
-	Image    string    `json:"image"`
-	Digest   string    `json:"digest"`
-	CPUs     int       `json:"cpus"`
-	MemMiB   int       `json:"mem_mib"`
-	Accel    string    `json:"accel"`
-	Restored bool      `json:"restored,omitempty"` // it started from a template, without booting
-	Kernel   string    `json:"kernel"`
-	Addr     string    `json:"addr,omitempty"`
-	Publish  []Publish `json:"publish,omitempty"`
-	Boots    int       `json:"boots"` // 1 + reboots
-	BootMS   int64     `json:"boot_ms"`
-	Steps    []Step    `json:"steps,omitempty"`
-	Exit     *Exit     `json:"exit,omitempty"` // once ended
+	Start    uint64 `json:"start,omitempty"`
+	VMMStart uint64 `json:"vmm_start,omitempty"`
+	Image    string `json:"image"`
+	Digest   string `json:"digest"`
+	CPUs     int    `json:"cpus"`
+	MemMiB   int    `json:"mem_mib"`
+	Accel    string `json:"accel"`
+	Restored bool   `json:"restored,omitempty"` // it started from a template, without booting
+	// Retried says of each start that was given up, so that the guest was booted
+	// again, why; the first one first.
+	Retried []string  `json:"retried,omitempty"`
+	Kernel  string    `json:"kernel"`
+	Addr    string    `json:"addr,omitempty"`
+	Publish []Publish `json:"publish,omitempty"`
+	Boots   int       `json:"boots"` // 1 + reboots
+	BootMS  int64     `json:"boot_ms"`
+	Steps   []Step    `json:"steps,omitempty"`
+	Exit    *Exit     `json:"exit,omitempty"` // once ended
 
 	Services []ServiceState `json:"services,omitempty"`
 
@@ -253,7 +256,9 @@ type ServiceState struct {
 	Waited bool          `json:"waited,omitempty"` // the wait for its ports is over
 	Closed []int         `json:"closed,omitempty"` // those that did not accept within Limit
 	Limit  time.Duration `json:"limit,omitempty"`  // how long they were waited for
-	Exit   *Exit         `json:"exit,omitempty"`   // once ended
+	// Retried is State.Retried of the service's guest.
+	Retried []string `json:"retried,omitempty"`
+	Exit    *Exit    `json:"exit,omitempty"` // once ended
 }
 
 // Step is one timed step of the start, for the trace.

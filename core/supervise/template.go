@@ -98,12 +98,17 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 }
 
 // giveUpTemplate is what follows a restored guest that did not start well: its
-// template goes, and the guest boots.
+// template goes, and the guest boots. The template need not be at fault, as when
+// somebody killed the VMM, but that is not ours to know, and making another one
+// costs little.
 func (s *supervisor) giveUpTemplate(o origin, err error) {
 	s.noRestore = true
+	if se, ok := errors.AsType[*stepError](err); ok {
+		err = se.err
+	}
 	s.log.Warn("a guest from a template did not start; booting it", "key", o.key, logx.Err, err)
-	s.board.stage("booting: the guest's template is no good")
-	fmt.Fprintf(s.console, "[template %s is no good: booting]\n", o.key)
+	s.retried("its start from a template came to nothing: " + err.Error())
+	fmt.Fprintf(s.console, "[no start from template %s: booting]\n", o.key)
 	if err := s.d.Templates.Drop(o.key); err != nil {
 		s.log.Warn("removing the template", "key", o.key, logx.Err, err)
 	}

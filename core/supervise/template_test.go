@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"virtkit/core/guestclient"
 	"virtkit/core/guestwire"
@@ -134,13 +133,17 @@ func TestBadTemplate(t *testing.T) {
 				t.Fatal(err)
 			}
 			d := c
-			w := run(t, d, s.with, func(s *supervise.Spec, _ *supervise.Deps) {
+			w := run(t, d, s.with, func(s *supervise.Spec, d *supervise.Deps) {
 				if name == "silent" {
-					s.BootLimit = 3 * time.Second
+					soonStillborn(s, d)
 				}
 			})
-			if st := works(t, w); st.Restored || s.drops != 1 || s.makes != 1 {
+			st := works(t, w)
+			if st.Restored || s.drops != 1 || s.makes != 1 {
 				t.Errorf("restored %v, %d dropped, %d made; want a boot, and a new template", st.Restored, s.drops, s.makes)
+			}
+			if len(st.Retried) != 1 || !strings.HasPrefix(st.Retried[0], "its start from a template came to nothing: the guest ended: ") {
+				t.Errorf("told of starts given up: %q", st.Retried)
 			}
 			if st := works(t, run(t, d, s.with)); !st.Restored {
 				t.Error("the new template was not used")

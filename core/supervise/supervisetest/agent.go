@@ -44,7 +44,7 @@ type agent struct {
 }
 
 func newAgent(d *Driver) *agent {
-	return &agent{d: d, hung: make(chan struct{}), stopped: make(chan struct{}), execs: map[string]*fakeExec{}, born: time.Now()}
+	return &agent{d: d, hung: make(chan struct{}), stopped: make(chan struct{}), execs: map[string]*fakeExec{}, born: time.Now(), shift: d.Ahead}
 }
 
 // Setups are the setups that the guest was sent.

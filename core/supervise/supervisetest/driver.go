@@ -33,6 +33,8 @@ type Driver struct {
 	Stillborn int
 	// Late is how long a guest takes to answer.
 	Late time.Duration
+	// Ahead is how far the guest's clock is ahead from the start.
+	Ahead time.Duration
 	// CloseStreams is how many first streams the agent closes at once.
 	CloseStreams int
 	// CloseSessions is how many first sessions the agent ends.
