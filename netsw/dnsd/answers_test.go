@@ -174,7 +174,7 @@ func TestAnswerToAnotherType(t *testing.T) {
 		r.Question[0].Qtype = dns.TypeHTTPS ^ 0x20
 		_ = w.WriteMsg(r)
 	})
-	if r := ask(t, "udp", server(t, new(job), up), question("a.test.", dns.TypeHTTPS)); r.Rcode != dns.RcodeServerFailure {
+	if r := ask(t, "udp", serverThatWaits(t, 100*time.Millisecond, new(job), up), question("a.test.", dns.TypeHTTPS)); r.Rcode != dns.RcodeServerFailure {
 		t.Errorf("an answer about type %d was taken for one about %d", dns.TypeHTTPS^0x20, dns.TypeHTTPS)
 	}
 }

@@ -20,22 +20,23 @@ import (
 	"virtkit/netsw/dnsd"
 )
 
-const limit = 10 * time.Second
+const limit = time.Minute
 
-// listenBoth listens on one port for UDP and TCP.
+// listenBoth listens on one port for UDP and TCP. TCP chooses: its ports are the
+// scarce ones, because connections that have ended keep theirs for a while.
 func listenBoth(t *testing.T) (net.PacketConn, net.Listener) {
 	t.Helper()
-	for tries := 0; ; tries++ {
-		pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	for end := time.Now().Add(limit); ; {
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		ln, err := net.Listen("tcp", pc.LocalAddr().String())
+		pc, err := net.ListenPacket("udp", ln.Addr().String())
 		if err == nil {
 			return pc, ln
 		}
-		pc.Close() // free for UDP is not free for TCP
-		if tries == 50 {
+		ln.Close()
+		if time.Now().After(end) {
 			t.Fatal(err)
 		}
 	}
@@ -115,11 +116,18 @@ func (c client) Answered(a dnsd.Answer) {
 	c.j.answered = append(c.j.answered, a)
 }
 
-// server runs a server under test on the host's loopback.
+// server runs a server under test on the host's loopback. It waits for its
+// resolvers as long as they may take.
 func server(t *testing.T, j *job, ups ...netip.AddrPort) string {
 	t.Helper()
+	return serverThatWaits(t, limit, j, ups...)
+}
+
+// serverThatWaits is server with how long it waits for a resolver.
+func serverThatWaits(t *testing.T, timeout time.Duration, j *job, ups ...netip.AddrPort) string {
+	t.Helper()
 	pc, ln := listenBoth(t)
-	s := dnsd.New(dnsd.Config{Upstreams: ups, Job: j, Log: logx.ForTest(t), Timeout: 300 * time.Millisecond})
+	s := dnsd.New(dnsd.Config{Upstreams: ups, Job: j, Log: logx.ForTest(t), Timeout: timeout})
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() { s.ServePacket(ctx, pc) })
@@ -316,20 +324,23 @@ func TestResolversFail(t *testing.T) {
 		addA(r, q.Question[0].Name, "192.0.2.1", 1)
 		_ = w.WriteMsg(r)
 	})
+	// Silence takes all of the timeout; the good one must not need it.
+	const short, long = 100 * time.Millisecond, 3 * time.Second
 	for _, c := range []struct {
-		what  string
-		ups   []netip.AddrPort
-		rcode int
+		what    string
+		ups     []netip.AddrPort
+		rcode   int
+		timeout time.Duration
 	}{
-		{"closed", []netip.AddrPort{dead}, dns.RcodeServerFailure},
-		{"silent", []netip.AddrPort{silent}, dns.RcodeServerFailure},
-		{"answers another question", []netip.AddrPort{wrong}, dns.RcodeServerFailure},
-		{"fails", []netip.AddrPort{broken}, dns.RcodeServerFailure},
-		{"closed, then good", []netip.AddrPort{dead, good}, dns.RcodeSuccess},
-		{"silent, then good", []netip.AddrPort{silent, good}, dns.RcodeSuccess},
-		{"failing, then good", []netip.AddrPort{broken, good}, dns.RcodeSuccess},
+		{"closed", []netip.AddrPort{dead}, dns.RcodeServerFailure, limit},
+		{"silent", []netip.AddrPort{silent}, dns.RcodeServerFailure, short},
+		{"answers another question", []netip.AddrPort{wrong}, dns.RcodeServerFailure, short},
+		{"fails", []netip.AddrPort{broken}, dns.RcodeServerFailure, limit},
+		{"closed, then good", []netip.AddrPort{dead, good}, dns.RcodeSuccess, limit},
+		{"silent, then good", []netip.AddrPort{silent, good}, dns.RcodeSuccess, long},
+		{"failing, then good", []netip.AddrPort{broken, good}, dns.RcodeSuccess, limit},
 	} {
-		r := ask(t, "udp", server(t, new(job), c.ups...), question("a.test.", dns.TypeA))
+		r := ask(t, "udp", serverThatWaits(t, c.timeout, new(job), c.ups...), question("a.test.", dns.TypeA))
 		if r.Rcode != c.rcode {
 			t.Errorf("%s: %s, want %s", c.what, dns.RcodeToString[r.Rcode], dns.RcodeToString[c.rcode])
 		}
@@ -351,6 +362,8 @@ func TestAnswersAreTold(t *testing.T) {
 		Names: []string{"www.test", "cdn.test"}, TTL: 30 * time.Second,
 		Addrs: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")},
 	}}
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	if d := cmp.Diff(want, j.answered, cmpopts.EquateComparable(netip.Addr{})); d != "" {
 		t.Errorf("answers told (-want +got):\n%s", d)
 	}
