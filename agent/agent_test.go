@@ -49,7 +49,7 @@ func run(t *testing.T, c *guestclient.Client, req guestwire.ExecRequest, script 
 // eventually polls until ok, for what another process does in its own time.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)

@@ -86,14 +86,19 @@ func host(t *testing.T, conn net.Conn) {
 				for range 3 {
 					out = append(out, <-stdio)
 				}
+				// Only the input says anything and comes to its end by itself.
+				in := make(chan []byte, len(out))
 				for _, c := range out {
-					var b bytes.Buffer
-					// Only the input comes to its end by itself.
-					c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
-					io.Copy(&b, c)
-					for _, o := range out {
-						o.Write(b.Bytes())
-					}
+					go func() {
+						b, err := io.ReadAll(c)
+						if err == nil {
+							in <- b
+						}
+					}()
+				}
+				b := <-in
+				for _, o := range out {
+					o.Write(b)
 				}
 				for _, c := range out {
 					c.Close()

@@ -132,7 +132,8 @@ func TestScriptIgnoresTerm(t *testing.T) {
 	nothingLeft(t, h)
 }
 
-// twoSignals runs a stage and sends SIGTERM twice once it has started.
+// twoSignals runs a stage and sends SIGTERM twice once it has started, and more,
+// until it has ended: signals that come at once merge into one.
 func twoSignals(t *testing.T, s *runnerside.Session, script string) int {
 	t.Helper()
 	path, err := s.WriteScript([]byte(script))
@@ -152,12 +153,20 @@ func twoSignals(t *testing.T, s *runnerside.Session, script string) int {
 	if err != nil || !strings.Contains(string(buf[:n]), "started") {
 		t.Errorf("read %q %v", buf[:n], err)
 	}
-	for range 2 {
-		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
+	ended := make(chan struct{})
+	var sent sync.WaitGroup
+	sent.Go(func() {
+		for {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			select {
+			case <-ended:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
 		}
-		time.Sleep(100 * time.Millisecond) // two signals at once may merge into one
-	}
+	})
 	_ = cmd.Wait()
+	close(ended)
+	sent.Wait()
 	return cmd.ProcessState.ExitCode()
 }

@@ -331,7 +331,7 @@ func TestEgressOfAKilledSupervisor(t *testing.T) {
 	}
 	onOutput(s, execdrv.StageBuild, "looked", func() {
 		// What is written every few seconds has to be there first.
-		for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 			r, err := supervise.ReadEgress(filepath.Join(h.State, "jobs", dirs[0]))
 			if err == nil && len(r.Record.Entries) > 0 {
 				break

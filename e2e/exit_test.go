@@ -72,7 +72,7 @@ func stage(t *testing.T, s *runnerside.Session, name, script string) runnerside.
 // nothingLeft fails when anything of this host's jobs outlives them.
 func nothingLeft(t *testing.T, h *host.Host) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if left := h.Left(ctx); left != nil {
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))

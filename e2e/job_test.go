@@ -132,10 +132,9 @@ func TestGuestEnds(t *testing.T) {
 			if res.Exit != 2 || !strings.Contains(string(res.Stderr), tt.want) || res.FileCode != "" {
 				t.Errorf("build_script: %d, code %q\n%s", res.Exit, res.FileCode, res.Stderr)
 			}
-			start := time.Now()
 			res = stage(t, s, execdrv.StageAfter, "echo after\n")
-			if res.Exit != 2 || !strings.Contains(string(res.Stderr), tt.want) || time.Since(start) > 30*time.Second {
-				t.Errorf("after_script: %d in %v\n%s", res.Exit, time.Since(start), res.Stderr)
+			if res.Exit != 2 || !strings.Contains(string(res.Stderr), tt.want) {
+				t.Errorf("after_script: %d after %v\n%s", res.Exit, res.Took, res.Stderr)
 			}
 		})
 	}

@@ -157,7 +157,7 @@ func (k *runKiller) exec(victim string) {
 	}
 	// The guest and its own command go on, and the command whose client died
 	// is gone soon.
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		e, _ := k.vk("", 1, "exec", id, "sh", "-c", "ps -o args | grep -c '[s]leep 1$'; ps -o args | grep -c '[s]leep 1000'")
 		if e.exit == 0 && e.out == "0\n1\n" {

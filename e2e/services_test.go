@@ -202,7 +202,7 @@ func TestServicesKilled(t *testing.T) {
 					t.Errorf("build_script: %d %q\n%s", res.Exit, res.Stdout, res.Stderr)
 				}
 				// Before any cleanup: the service ends with its job.
-				for end := time.Now().Add(30 * time.Second); len(h.Processes()) > 0; time.Sleep(50 * time.Millisecond) {
+				for end := time.Now().Add(time.Minute); len(h.Processes()) > 0; time.Sleep(50 * time.Millisecond) {
 					if time.Now().After(end) {
 						t.Fatalf("left: %v", h.Processes())
 					}
@@ -210,7 +210,7 @@ func TestServicesKilled(t *testing.T) {
 				return
 			}
 			var all string
-			for end := time.Now().Add(30 * time.Second); time.Now().Before(end) && !strings.Contains(all, "idle"); {
+			for end := time.Now().Add(time.Minute); time.Now().Before(end) && !strings.Contains(all, "idle"); {
 				res := stage(t, s, execdrv.StageBuild, "echo here\n")
 				if res.Exit != 0 || string(res.Stdout) != "here\n" {
 					t.Fatalf("build_script: %d %q\n%s", res.Exit, res.Stdout, res.Stderr)

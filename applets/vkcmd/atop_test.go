@@ -73,7 +73,7 @@ type screen struct {
 
 func (s *screen) until(part string) {
 	s.t.Helper()
-	limit := time.After(20 * time.Second)
+	limit := time.After(time.Minute)
 	for !strings.Contains(s.seen, part) {
 		select {
 		case more := <-s.got:
@@ -162,7 +162,7 @@ func ends(t *testing.T, done chan int) {
 		if code != 0 {
 			t.Errorf("exit %d", code)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the panel does not end")
 	}
 }

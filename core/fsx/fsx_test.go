@@ -173,7 +173,7 @@ func TestLockAcrossProcesses(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	l, err := fsx.AcquireLock(ctx, path, false)
 	if err != nil {

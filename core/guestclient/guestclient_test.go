@@ -45,7 +45,7 @@ func guest(t *testing.T, answer func(st net.Conn, h guestwire.Header)) (*guestcl
 }
 
 func ctxFor(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -132,7 +132,7 @@ func TestGuestOpensNothing(t *testing.T) {
 	if err != nil {
 		return // it knows already that the host accepts none
 	}
-	st.SetDeadline(time.Now().Add(10 * time.Second))
+	st.SetDeadline(time.Now().Add(time.Minute))
 	if _, err := st.Read(make([]byte, 1)); !errors.Is(err, yamux.ErrConnectionReset) {
 		t.Errorf("a stream of the guest was met with %v, want a reset", err)
 	}

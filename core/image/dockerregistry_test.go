@@ -45,7 +45,7 @@ func dockerRegistry(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		if resp, err := http.Get("http://" + addr + "/v2/"); err == nil {
 			resp.Body.Close()
 			return addr
@@ -113,7 +113,7 @@ func TestDockerRegistry(t *testing.T) {
 	}))
 	defer front.Close()
 
-	s := openStore(t, image.Options{Stall: 500 * time.Millisecond})
+	s := openStore(t, image.Options{Stall: 2 * time.Second})
 	auth := image.Auth{DockerAuthConfig: `{"auths":{"` + front.host() + `":{"auth":"` + basic("joe", "pw") + `"}}}`}
 	img, err := resolve(t, s, "docker/"+front.host()+"/team/app:1", image.ResolveOptions{Auth: auth})
 	if err != nil {

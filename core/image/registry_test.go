@@ -426,7 +426,7 @@ func TestRegistryMisbehaves(t *testing.T) {
 			t.Parallel()
 			reg := newRegistry(t)
 			reg.push(t, "r", "1", ociManifest, nil, l)
-			s := openStore(t, image.Options{Stall: 300 * time.Millisecond, Retries: 3})
+			s := openStore(t, image.Options{Stall: 2 * time.Second, Retries: 3})
 			reg.misbehave(c.hook)
 			img, err := resolve(t, s, reg.host()+"/r:1", image.ResolveOptions{})
 			if c.kind == "" {
@@ -579,7 +579,7 @@ func TestAttemptsDoNotMultiply(t *testing.T) {
 				<-r.Context().Done()
 				return true
 			})
-			s := openStore(t, image.Options{Stall: 100 * time.Millisecond, Retries: 2})
+			s := openStore(t, image.Options{Stall: time.Second, Retries: 2})
 			_, err := resolve(t, s, reg.host()+"/r:1", image.ResolveOptions{})
 			if fault.KindOf(err) != fault.Unavailable || !strings.Contains(fmt.Sprint(err), "stopped answering") {
 				t.Errorf("error = (%s) %v", fault.KindOf(err), err)

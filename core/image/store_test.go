@@ -123,7 +123,7 @@ func TestKill(t *testing.T) {
 		pid.Store(int32(cmd.Process.Pid))
 		if i > 7 {
 			// While it writes the filesystem: as soon as one is there.
-			stop := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+			stop := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
 			for {
 				if m, _ := filepath.Glob(filepath.Join(s.Dir(), "staging", "*", "img", "root.ext4")); len(m) > 0 {
 					_ = cmd.Process.Kill()

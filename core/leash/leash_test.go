@@ -51,7 +51,7 @@ func pids(t *testing.T, s *bufio.Scanner) (out []int) {
 // gone waits for the end of processes; a zombie has ended.
 func gone(t *testing.T, pids []int) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, p := range pids {
 		for {
 			b, err := os.ReadFile("/proc/" + strconv.Itoa(p) + "/stat")

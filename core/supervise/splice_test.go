@@ -57,8 +57,8 @@ func joint(t *testing.T) (client *net.UnixConn, guest *yamux.Stream, done chan s
 		close(done)
 	}()
 	t.Cleanup(func() { client.Close(); host.Close(); far.Close() })
-	client.SetDeadline(time.Now().Add(20 * time.Second))
-	guest.SetDeadline(time.Now().Add(20 * time.Second))
+	client.SetDeadline(time.Now().Add(time.Minute))
+	guest.SetDeadline(time.Now().Add(time.Minute))
 	return client, guest, done
 }
 
@@ -66,7 +66,7 @@ func ends(t *testing.T, done chan struct{}) {
 	t.Helper()
 	select {
 	case <-done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Error("the splice did not end")
 	}
 }

@@ -113,7 +113,7 @@ func wantDead(t *testing.T, m machine.Machine, wire *os.File) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	c.SetReadDeadline(time.Now().Add(time.Minute))
 	for {
 		var n [4]byte
 		if _, err := io.ReadFull(c, n[:]); err != nil {
@@ -232,7 +232,7 @@ func TestDiesWithItsParent(t *testing.T) {
 	}
 	cmd.Process.Kill()
 	cmd.Wait()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for _, p := range pids {
 		for {
 			stat := read("/proc/" + p + "/stat")

@@ -52,7 +52,7 @@ func TestClient(t *testing.T) {
 	c := qmp.New(ours, func(e qmp.Event) { mu.Lock(); defer mu.Unlock(); events = append(events, e.Name) })
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run() }()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for range 3 {
 		got, err := c.Do(ctx, "query-status", nil)
