@@ -17,6 +17,7 @@ import (
 
 	"virtkit/core/execdrv"
 	"virtkit/core/execdrv/runnerside"
+	"virtkit/core/supervise"
 	"virtkit/e2e/host"
 )
 
@@ -154,6 +155,64 @@ func (k *killer) job(s *runnerside.Session, phase, victim string, after time.Dur
 			t.Errorf("cleanup again: %d\n%s", clean.exit, clean.out)
 		}
 	}
+}
+
+// A prepare whose VMM is killed as soon as it runs fails when the guest was
+// booting, and says why; when it came from a template the guest is booted again,
+// the trace says so, and the job goes on.
+func TestVMMKilledInPrepare(t *testing.T) {
+	h := guests(t)
+	img := busybox(t, h)
+	vars := map[string]string{"MICROVM_IMAGE": img, "MICROVM_MEM": "231M"} // of no other test: no template yet
+	killed := func(s *runnerside.Session) (exit int, trace string) {
+		cmd := s.Command([]string{h.VK, "gitlab", "prepare"})
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended, hit := make(chan struct{}), make(chan bool, 1)
+		go func() {
+			for {
+				for _, id := range h.JobDirs() {
+					if st, err := supervise.ReadState(filepath.Join(h.State, "jobs", id)); err == nil && st.VMMPID > 1 {
+						hit <- syscall.Kill(st.VMMPID, syscall.SIGKILL) == nil
+						return
+					}
+				}
+				select {
+				case <-ended:
+					hit <- false
+					return
+				case <-time.After(time.Millisecond):
+				}
+			}
+		}()
+		_ = cmd.Wait()
+		close(ended)
+		if !<-hit {
+			t.Errorf("prepare ended before its VMM could be killed:\n%s", out.String())
+		}
+		return cmd.ProcessState.ExitCode(), out.String()
+	}
+	t.Run("booting", func(t *testing.T) {
+		exit, trace := killed(plainJob(t, h.Driver(), vars, nil))
+		if exit != 2 || !strings.Contains(trace, "virtkit: boot: ") || !strings.Contains(trace, "signal: killed") || strings.Contains(trace, "booted again") {
+			t.Errorf("prepare: %d\n%s", exit, trace)
+		}
+		nothingLeft(t, h)
+	})
+	t.Run("keeps a template", func(t *testing.T) { prepared(t, plainJob(t, h.Driver(), vars, nil)) })
+	t.Run("from the template", func(t *testing.T) {
+		s := plainJob(t, h.Driver(), vars, nil)
+		exit, trace := killed(s)
+		if exit != 0 || strings.Count(trace, "virtkit: warning: the guest was booted again: its start from a template came to nothing: ") != 1 || !strings.Contains(trace, "virtkit: booted in ") {
+			t.Fatalf("prepare: %d\n%s", exit, trace)
+		}
+		if res := stage(t, s, execdrv.StageBuild, "echo alive\n"); res.Exit != 0 || string(res.Stdout) != "alive\n" {
+			t.Errorf("build_script: %d %q\n%s", res.Exit, res.Stdout, res.Stderr)
+		}
+	})
 }
 
 // ends tells whether a job's guest ends with the victim.
