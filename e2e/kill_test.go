@@ -197,7 +197,7 @@ func TestVMMKilledInPrepare(t *testing.T) {
 	}
 	t.Run("booting", func(t *testing.T) {
 		exit, trace := killed(plainJob(t, h.Driver(), vars, nil))
-		if exit != 2 || !strings.Contains(trace, "virtkit: boot: ") || !strings.Contains(trace, "signal: killed") || strings.Contains(trace, "booted again") {
+		if exit != 2 || !strings.Contains(trace, "virtkit: boot: ") || !strings.Contains(trace, "QEMU ended: killed by SIGKILL") || strings.Contains(trace, "booted again") {
 			t.Errorf("prepare: %d\n%s", exit, trace)
 		}
 		nothingLeft(t, h)
