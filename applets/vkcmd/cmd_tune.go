@@ -85,7 +85,11 @@ func (a *app) tuneInput(ctx context.Context, h *wire.Host, meminfo string) (in t
 	if in.Budget, err = h.Budget(); err != nil {
 		return in, err
 	}
-	in.Ceilings = []int{h.Conf.Executor.Schedule.MaxConcurrency}
+	hub, err := nodeCeiling(h.StateDir)
+	if err != nil {
+		return in, err
+	}
+	in.Ceilings = []int{h.Conf.Executor.Schedule.MaxConcurrency, hub}
 	total, terr := admit.HostMemory(meminfo, "MemTotal")
 	available, aerr := admit.HostMemory(meminfo, "MemAvailable")
 	if terr == nil && aerr == nil {

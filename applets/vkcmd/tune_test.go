@@ -146,3 +146,33 @@ func TestTuneStandsAside(t *testing.T) {
 		t.Errorf("wrote %q", w.desired())
 	}
 }
+
+// TestTuneKeepsTheHubsCeiling: what a node received last holds while it is down.
+func TestTuneKeepsTheHubsCeiling(t *testing.T) {
+	w := newTuned(t, "[executor.schedule]\nmax_concurrency = 3\n")
+	path := filepath.Join(w.h.StateDir, nodeState)
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct{ text, want string }{
+		{`{"version":1,"applied":{"generation":6,"policy":{"ceiling":2}}}`, "2"},
+		{`{"version":1,"applied":{"generation":7,"policy":{"ceiling":9}}}`, "3"},
+		{`{"version":1,"applied":{"generation":8,"policy":{}}}`, "3"},
+		{`{"version":1}`, "3"},
+	} {
+		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if w.run(); w.desired() != tc.want {
+			t.Errorf("%s: wrote %q, want %s", tc.text, w.desired(), tc.want)
+		}
+	}
+	for _, bad := range []string{"", "{", `{"applied":{"policy":{"ceiling":-1}}}`, `{"applied":7}`} {
+		if err := os.WriteFile(path, []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if n, err := nodeCeiling(w.h.StateDir); err == nil || n != 0 || !strings.Contains(err.Error(), path) || fault.HintOf(err) == "" {
+			t.Errorf("%q: %d, %v", bad, n, err)
+		}
+	}
+}
