@@ -39,6 +39,7 @@ var heavyAt = map[string][]string{
 	"github.com/gorilla/websocket":           {"core/wsx"},
 	"nhooyr.io/websocket":                    {"core/wsx"},
 	"github.com/DataDog/zstd":                {"core/zst"},
+	"github.com/prometheus/client_golang":    {"core/fleet", "web", "applets"},
 	"github.com/vishvananda/netlink":         {"vmm", "netsw", "agent"},
 	"github.com/Microsoft/hcsshim":           {"core/image", "vmm"},
 	"github.com/google/go-containerregistry": {"core/image", "e2e"},

@@ -55,6 +55,8 @@ func try(t *testing.T, vars map[string]string, fail error, args ...string) got {
 					return fail
 				},
 			}, cliutil.Arity{Min: 1, Max: -1, Tail: 1}), cliutil.Status{Code: "7", Means: "seven"}),
+			{Name: "both", Usage: "with and without", Action: func(context.Context, *cli.Command) error { g.ran = true; return fail },
+				Commands: []*cli.Command{{Name: "sub", Usage: "sub", Action: func(context.Context, *cli.Command) error { g.name = "sub"; return nil }}}},
 			{Name: "none", Usage: "no arguments", Action: func(context.Context, *cli.Command) error { g.ran = true; return fail }},
 		},
 	}
@@ -114,6 +116,22 @@ func TestValuesArriveByteForByte(t *testing.T) {
 	}
 	if !g.verbose || g.name != "" {
 		t.Errorf("verbose %v, name %q", g.verbose, g.name)
+	}
+}
+
+// TestGroupThatRuns: a command may have commands and do something without one.
+func TestGroupThatRuns(t *testing.T) {
+	if g := try(t, nil, nil, "both"); g.code != 0 || !g.ran {
+		t.Errorf("both: status %d, ran %v, %s", g.code, g.ran, g.err)
+	}
+	if g := try(t, nil, nil, "both", "sub"); g.code != 0 || g.ran || g.name != "sub" {
+		t.Errorf("both sub: status %d, ran %v, %s", g.code, g.ran, g.err)
+	}
+	if g := try(t, nil, nil, "both", "sup"); g.code != 2 || g.ran || !strings.Contains(g.err, `did you mean "sub"?`) {
+		t.Errorf("both sup: status %d, ran %v, %s", g.code, g.ran, g.err)
+	}
+	if g := try(t, nil, nil, "both", "--help"); !strings.Contains(g.out, "USAGE\n  prog both [flags] [COMMAND …]") {
+		t.Errorf("help:\n%s", g.out)
 	}
 }
 

@@ -31,6 +31,7 @@ const (
 	metaArity = "arity"
 	metaExit  = "exit"
 	metaHelp  = "help"
+	metaRuns  = "runs" // it has commands, and does something without one
 )
 
 // Takes declares a command's arguments.
@@ -100,6 +101,9 @@ func prepare(c *cli.Command, path string, globals []*Flag, env appenv.Env) {
 		return &usageError{path, UsageLine(c, path), explain(err, all)}
 	}
 	action := c.Action
+	if action != nil && len(c.Commands) > 0 {
+		put(c, metaRuns, true)
+	}
 	c.Action = func(ctx context.Context, cc *cli.Command) error {
 		if *help {
 			_, err := io.WriteString(env.Stdout, HelpText(c, path, inherited))
@@ -107,7 +111,7 @@ func prepare(c *cli.Command, path string, globals []*Flag, env appenv.Env) {
 		}
 		usage := func(err error) error { return &usageError{path, UsageLine(c, path), err} }
 		args := cc.Args().Slice()
-		if len(c.Commands) > 0 {
+		if len(c.Commands) > 0 && (action == nil || len(args) > 0) {
 			if len(args) == 0 {
 				return usage(errors.New("no command given"))
 			}

@@ -21,6 +21,9 @@ var common = []Status{
 func UsageLine(c *cli.Command, path string) string {
 	s := path
 	if len(c.Commands) > 0 {
+		if c.Metadata[metaRuns] == true {
+			return s + " [flags] [COMMAND …]"
+		}
 		return s + " [flags] COMMAND …"
 	}
 	if len(FlagsOf(c)) > 0 {

@@ -26,8 +26,14 @@ func (h *Hub) CreateToken(ctx context.Context, actor string, ttl time.Duration) 
 	}
 	token = wire.NewHex(wire.TokenLen)
 	return token, h.do(ctx, func(t *tx) error {
-		if len(t.s.Tokens) >= MaxTokens {
-			return fault.Newf(fault.Busy, "%d tokens are remembered already", len(t.s.Tokens)).Hint("they are forgotten as they expire")
+		unspent := 0
+		for _, tok := range t.s.Tokens {
+			if tok.Spent == 0 && tok.Expires > t.unix() {
+				unspent++
+			}
+		}
+		if unspent >= MaxTokens {
+			return fault.Newf(fault.Busy, "%d tokens are waiting to be spent already", unspent).Hint("they are forgotten as they expire")
 		}
 		tok := Token{Hash: hashToken(token), Created: t.unix(), Expires: t.now.Add(ttl).Unix(), Actor: actor}
 		t.token(tok)
@@ -155,12 +161,12 @@ func without(list []*Command, node string) []*Command {
 	return keep
 }
 
-// sweepTx forgets what is over: tokens that expired an hour ago or more, and
-// settled commands of long ago.
+// sweepTx forgets what is over: tokens that expired an hour ago, or were spent
+// a day ago, and settled commands of long ago.
 func sweepTx(t *tx) error {
 	now := t.unix()
 	for hash, tok := range t.s.Tokens {
-		if tok.Expires < now-3600 {
+		if tok.Expires < now-3600 || tok.Spent != 0 && tok.Spent < now-24*3600 {
 			t.dropToken(hash)
 		}
 	}

@@ -1,0 +1,336 @@
+package hubcmd
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/docker/go-units"
+
+	"virtkit/core/fleet/hub"
+	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/wire"
+	"virtkit/core/ui"
+)
+
+// What nodes send was cleaned as it arrived (wire.Clean); ui.CleanLine keeps
+// what a database may hold from a terminal.
+
+func orNone(s string) string { return cmp.Or(s, "none") }
+
+func policyText(p wire.Policy) string {
+	acquire := "acquisition on"
+	if p.Stop {
+		acquire = "acquisition stopped"
+	}
+	return "ceiling " + ceilingText(p.Ceiling) + ", " + acquire
+}
+
+func ceilingText(n int) string {
+	if n == 0 {
+		return "none"
+	}
+	return fmt.Sprint(n)
+}
+
+func bytesText(n int64) string { return units.BytesSize(float64(n)) }
+
+func ago(unix int64, now time.Time) string {
+	if unix == 0 {
+		return "never"
+	}
+	return units.HumanDuration(now.Sub(time.Unix(unix, 0))) + " ago"
+}
+
+// state is the node's own, with what is pending.
+func state(n *hubadmin.Node) string {
+	s := "-"
+	if n.Reported != nil {
+		s = string(n.Reported.Node)
+	} else if n.MonitorOnly {
+		s = fmt.Sprintf("monitor only (v%d)", n.Version)
+	}
+	if n.Pending > 0 {
+		s += fmt.Sprintf(" (%d pending)", n.Pending)
+	}
+	return s
+}
+
+// acquire is the hub's, and the node's where it differs.
+func acquire(n *hubadmin.Node) string {
+	want := wire.Taking
+	if n.Desired.Policy.Stop {
+		want = wire.Stopped
+	}
+	words := map[wire.Acquisition]string{wire.Taking: "on", wire.Stopped: "stopped", wire.Quitting: "quitting"}
+	if r := n.Reported; r != nil && r.Acquisition != want {
+		return fmt.Sprintf("%s [%s]", words[want], words[r.Acquisition])
+	}
+	return words[want]
+}
+
+func ceilings(n *hubadmin.Node) string {
+	s := ceilingText(n.Desired.Policy.Ceiling)
+	if n.Reported != nil {
+		var has int
+		if n.Reported.Applied != nil {
+			has = n.Reported.Applied.Policy.Ceiling
+		}
+		if has != n.Desired.Policy.Ceiling {
+			s += " [" + ceilingText(has) + "]"
+		}
+	}
+	return s
+}
+
+func printNodes(w io.Writer, nodes []hubadmin.Node, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "ID\tNAME\tREACH\tSTATE\tACQUIRE\tCEILING\tCONC\tSYNC\tLAST SEEN\tVK\tCPUS\tRAM\tADMITTED\tVMS")
+	for i := range nodes {
+		n := &nodes[i]
+		vk, cpus, ram, conc, admitted := "-", "-", "-", "-", "-"
+		if v := n.Inventory; v != nil {
+			vk, cpus, ram = orDash(v.VK), fmt.Sprint(v.CPUs), bytesText(v.RAM)
+		}
+		if b := n.Heartbeat; b != nil {
+			if b.Concurrency > 0 {
+				conc = fmt.Sprint(b.Concurrency)
+			}
+			admitted = bytesText(b.Admission.Committed)
+			if b.Admission.Budget > 0 {
+				admitted += "/" + bytesText(b.Admission.Budget)
+			}
+			if b.Admission.Waiting > 0 {
+				admitted += fmt.Sprintf(" (+%d waiting)", b.Admission.Waiting)
+			}
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", n.ID, ui.CleanLine(orDash(n.Name)), n.Reach, state(n), acquire(n), ceilings(n), conc, n.Sync,
+			ago(n.LastSeen, now), vk, cpus, ram, admitted, n.VMs+n.Omitted)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for i := range nodes {
+		for _, l := range remarks(&nodes[i]) {
+			fmt.Fprintf(w, "%s: %s\n", cmp.Or(nodes[i].Name, nodes[i].ID), ui.CleanLine(l))
+		}
+	}
+	return nil
+}
+
+func orDash(s string) string { return cmp.Or(s, "-") }
+
+// remarks are the lines under the table: what a node cannot carry out, and
+// what an operator must decide.
+func remarks(n *hubadmin.Node) (out []string) {
+	if n.Conflict != nil {
+		out = append(out, fmt.Sprintf("recovery conflict: %s; see vk-hub nodes recover %s", strings.Join(n.Conflict.Reasons, "; "), n.ID[:8]))
+	}
+	r := n.Reported
+	if r == nil {
+		return out
+	}
+	for _, u := range r.Unsupported {
+		out = append(out, "cannot comply: "+u)
+	}
+	if r.Concurrency != nil && r.Concurrency.Error != "" {
+		out = append(out, "cannot set its concurrency: "+r.Concurrency.Error)
+	}
+	if r.Node == wire.Draining {
+		out = append(out, drainText(n))
+	}
+	return out
+}
+
+// drainText says how far a drain is.
+func drainText(n *hubadmin.Node) string {
+	r := n.Reported
+	switch {
+	case n.ID == "":
+		return "the hub cannot be reached; trying again"
+	case n.Reach != hub.Connected:
+		return "the node is " + string(n.Reach) + "; nothing is known of its jobs"
+	case r == nil || r.Drain == nil:
+		return "waiting for the node"
+	}
+	yes := func(b bool) string {
+		if b {
+			return "yes"
+		}
+		return "no"
+	}
+	return fmt.Sprintf("draining: runner exited %s, admission empty %s, %d jobs left", yes(r.Drain.RunnerExited), yes(r.Drain.AdmissionIdle), r.Drain.Jobs)
+}
+
+func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(k, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", k, ui.CleanLine(fmt.Sprintf(format, args...)))
+	}
+	row("node", "%s", n.ID)
+	row("name", "%s", orDash(n.Name))
+	row("reach", "%s, last seen %s, protocol version %d", n.Reach, ago(n.LastSeen, now), n.Version)
+	row("enrolled", "%s", time.Unix(n.Enrolled, 0).UTC().Format(time.RFC3339))
+	row("pools", "%s", orNone(strings.Join(n.Pools, " ")))
+	row("state", "%s", state(n))
+	if n.Desired.Generation > 0 {
+		row("asked", "generation %d: %s", n.Desired.Generation, policyText(n.Desired.Policy))
+	} else {
+		row("asked", "nothing")
+	}
+	if r := n.Reported; r != nil {
+		if r.Applied != nil {
+			row("applied", "generation %d: %s", r.Applied.Generation, policyText(r.Applied.Policy))
+		} else {
+			row("applied", "nothing")
+		}
+		row("acquisition", "%s, runner %s", r.Acquisition, r.Runner)
+		if c := r.Concurrency; c != nil {
+			row("concurrency", "%d (estimate %d, hub's ceiling %s, own ceiling %s)", c.Effective, c.Estimate, ceilingText(c.HubCeiling), ceilingText(c.LocalCeiling))
+		}
+	}
+	row("sync", "%s", n.Sync)
+	for _, l := range remarks(n) {
+		row("note", "%s", l)
+	}
+	if v := n.Inventory; v != nil {
+		row("host", "%d CPUs, %s RAM, %s", v.CPUs, bytesText(v.RAM), orDash(v.CPUModel))
+		row("versions", "vk %s, host kernel %s, guest kernel %s, configuration %.12s", orDash(v.VK), orDash(v.HostKernel), orDash(v.GuestKernel), orDash(v.ConfigHash))
+		for _, f := range v.Filesystems {
+			row("filesystem", "%s: %s, %s, %s", f.Role, f.Device, f.FSType, bytesText(f.Size))
+		}
+	}
+	if b := n.Heartbeat; b != nil {
+		row("admission", "%s of %s, %d running, %d waiting", bytesText(b.Admission.Committed), bytesText(b.Admission.Budget), b.Admission.Running, b.Admission.Waiting)
+		row("memory", "%s available", bytesText(b.MemAvailable))
+		if b.Load1 != nil {
+			row("load", "%.2f", *b.Load1)
+		}
+		if s := b.Stages; s != nil {
+			row("jobs", "%d preparing, %d waiting, %d running, %d cleaning up", s.Preparing, s.Waiting, s.Running, s.Cleaning)
+		}
+	}
+	row("VMs", "%d", n.VMs+n.Omitted)
+	for _, c := range n.Commands[:min(len(n.Commands), 10)] {
+		row("command", "%s %s %s by %s: %s %s", time.Unix(c.Issued, 0).UTC().Format(time.RFC3339), c.Op, c.ID, c.Actor, cmp.Or(string(c.Outcome), "no answer yet"), c.Message)
+	}
+	return t.Flush()
+}
+
+func printConflict(w io.Writer, n *hubadmin.Node) error {
+	c := n.Conflict
+	if c == nil {
+		_, err := fmt.Fprintf(w, "%s is in no recovery conflict\n", n.ID)
+		return err
+	}
+	fmt.Fprintf(w, "%s (%s) is in a recovery conflict since %s:\n", n.ID, ui.CleanLine(orDash(n.Name)), time.Unix(c.Since, 0).UTC().Format(time.RFC3339))
+	for _, r := range c.Reasons {
+		fmt.Fprintf(w, "  %s\n", ui.CleanLine(r))
+	}
+	held, asked := "nothing applied", "nothing asked"
+	if c.Node != nil {
+		held = fmt.Sprintf("generation %d: %s", c.Node.Generation, policyText(c.Node.Policy))
+	}
+	if n.Desired.Generation > 0 {
+		asked = fmt.Sprintf("generation %d: %s", n.Desired.Generation, policyText(n.Desired.Policy))
+	}
+	_, err := fmt.Fprintf(w, "the node: %s, %s\nthe hub:  %s\n--adopt keeps the node's; --replace [--ceiling N|none] [--stop|--resume] sends the hub's, changed as you say\n", c.State, held, asked)
+	return err
+}
+
+func printWorkloads(w io.Writer, nodes []hubadmin.NodeWorkloads) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(t, "NODE\tKIND\tWHAT\tIMAGE\tCPUS\tRESERVED\tMEMORY\tSTARTED")
+	var notes []string
+	for _, n := range nodes {
+		name := ui.CleanLine(cmp.Or(n.Name, n.Node))
+		if !n.Connected && n.Count > 0 {
+			notes = append(notes, fmt.Sprintf("%s: not connected; as last seen at %s", name, time.Unix(n.LastSeen, 0).UTC().Format(time.RFC3339)))
+		}
+		if n.List == nil && n.Count > 0 {
+			notes = append(notes, fmt.Sprintf("%s: %d VMs; vk-hub workloads --node %s lists them", name, n.Count, n.Node))
+		}
+		if n.Omitted > 0 {
+			notes = append(notes, fmt.Sprintf("%s: %d more VMs were left out of its list", name, n.Omitted))
+		}
+		for _, v := range n.List {
+			what := v.Project
+			switch v.Kind {
+			case wire.KindJob:
+				what = strings.TrimSpace(strings.Join([]string{v.Project, v.Job, v.JobID}, " "))
+			case wire.KindDev:
+				what = strings.TrimSpace(v.Space + " " + v.Env)
+			case wire.KindRun:
+				what = cmp.Or(v.Dir, v.StateDir)
+			}
+			started := "-"
+			if v.Started > 0 {
+				started = time.Unix(v.Started, 0).UTC().Format(time.RFC3339)
+			}
+			memory := "-"
+			if m, ok := n.Memory[v.ID]; ok {
+				memory = bytesText(m)
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", name, v.Kind, ui.CleanLine(orDash(what)), ui.CleanLine(orDash(v.Image)), v.CPUs, bytesText(v.Reserved), memory, started)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	for _, s := range notes {
+		fmt.Fprintln(w, s)
+	}
+	return nil
+}
+
+func printAudit(w io.Writer, lines []hub.AuditLine) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	for _, l := range lines {
+		event := l.Event
+		if l.Detail != "" {
+			event += ": " + l.Detail
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", time.Unix(l.At, 0).UTC().Format(time.RFC3339), orDash(l.Node), ui.CleanLine(l.Actor), ui.CleanLine(event))
+	}
+	return t.Flush()
+}
+
+func counts(m map[string]int) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, fmt.Sprintf("%d %s", m[k], k))
+	}
+	return orNone(strings.Join(out, ", "))
+}
+
+func printStatus(w io.Writer, s *hubadmin.StatusReply, now time.Time) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(k, format string, args ...any) {
+		fmt.Fprintf(t, "%s\t%s\n", k, ui.CleanLine(fmt.Sprintf(format, args...)))
+	}
+	tls := "TLS 1.3"
+	if !s.TLS {
+		tls = "plain text"
+	}
+	row("hub", "%s, vk-hub %s, up %s", s.Hub, s.Version, units.HumanDuration(now.Sub(time.Unix(s.Started, 0))))
+	row("serves", "%s (%s), heartbeat %ds, %d not authenticated, metrics %s", s.Addr, tls, s.HeartbeatSecs, s.Unauthed, cmp.Or(s.Metrics, "off"))
+	well := "ok"
+	if s.Sick != "" {
+		well = s.Sick
+	}
+	row("database", "%s: %s, log %s, %s", s.Database, bytesText(s.DatabaseBytes), bytesText(s.LogBytes), well)
+	row("nodes", "%d: %s", s.Nodes, counts(s.Reach))
+	row("states", "%s", counts(s.States))
+	row("asked", "%d stopped, %d not in sync, %d commands pending", s.Stopped, s.NotInSync, s.Pending)
+	row("work", "%d VMs, %d jobs running, %d waiting (of connected nodes)", s.VMs, s.Running, s.Waiting)
+	row("tokens", "%d unspent", s.Tokens)
+	if len(s.Conflicts) > 0 {
+		row("conflicts", "%s; see vk-hub nodes recover", strings.Join(s.Conflicts, " "))
+	}
+	return t.Flush()
+}
