@@ -38,8 +38,20 @@ func (d *DB) Apply(ctx context.Context, b *hub.Batch) (err error) {
 		// SQLite has rolled back by itself after some errors, which makes this
 		// one fail; after a failed COMMIT the transaction is open still.
 		_, _ = d.conn.ExecContext(context.WithoutCancel(ctx), "ROLLBACK")
+		return w.err
 	}
-	return w.err
+	if d.commits++; d.commits%walEvery == 0 && d.walSize() > walBytes/2 {
+		d.restart(ctx)
+	}
+	return nil
+}
+
+// restart has the log begin anew. Readers that overlap for ever would keep the
+// checkpoints that SQLite makes by itself from doing so: this one waits for
+// those that read the log now, while new ones read the file. What it cannot do
+// within the connection's busy_timeout is tried again later.
+func (d *DB) restart(ctx context.Context) {
+	_, _ = d.conn.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
 }
 
 // writer runs statements until one fails.

@@ -40,3 +40,11 @@ func (d *DB) WALSize() int64 { return d.walSize() }
 
 // WALBound is what the log may grow to with a reader that ends its reads.
 const WALBound = walBytes
+
+// Exec runs a statement on the writer's connection.
+func (d *DB) Exec(ctx context.Context, text string) error {
+	d.wmu.Lock()
+	defer d.wmu.Unlock()
+	_, err := d.conn.ExecContext(ctx, text)
+	return err
+}

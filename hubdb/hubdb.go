@@ -6,7 +6,8 @@
 // it is FILE-wal): readers do not wait for the writer nor it for them. A read
 // ends before the function that makes it returns, so no reader keeps the log
 // from being reset for longer than a query takes; the log is checkpointed
-// every walPages pages and cut to walBytes when it was longer.
+// every walPages pages and begun anew before it has walBytes, however readers
+// overlap. Only a backup, which is one long read, may let it grow longer.
 //
 // Durability: a durable batch is committed with synchronous=FULL, which syncs
 // the log; any other with synchronous=NORMAL, which does not, and survives
@@ -49,7 +50,8 @@ const appID = 0x766b6862
 
 const (
 	walPages = 1000     // of 4096 bytes: when the log is checkpointed
-	walBytes = 16 << 20 // what it is cut to
+	walBytes = 16 << 20 // what it is cut to; at half of it, every walEvery batches, it is begun anew
+	walEvery = 64
 	readers  = 4
 )
 
@@ -69,7 +71,9 @@ type DB struct {
 	wmu  sync.Mutex
 	conn *sql.Conn // of write, under wmu
 	sync string    // its synchronous, under wmu
-	st   map[string]*sql.Stmt
+
+	commits int // under wmu
+	st      map[string]*sql.Stmt
 }
 
 var _ hub.Store = (*DB)(nil)
@@ -321,7 +325,7 @@ func verify(ctx context.Context, c *sql.Conn) error {
 	return nil
 }
 
-// walSize is the size of the log, for tests.
+// walSize is the size of the log.
 func (d *DB) walSize() int64 {
 	info, err := os.Stat(d.path + "-wal")
 	if err != nil {

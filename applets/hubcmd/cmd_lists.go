@@ -154,5 +154,5 @@ func newConfig(a *app) *cli.Command {
 			return err
 		},
 	}, cliutil.Arity{})
-	return &cli.Command{Name: "config", Usage: "the hub's configuration", Description: "hub.toml: docs/fleet.md lists its keys.", Commands: []*cli.Command{check}}
+	return &cli.Command{Name: "config", Usage: "the hub's configuration", Description: "hub.toml: docs/hub.md lists its keys.", Commands: []*cli.Command{check}}
 }

@@ -42,7 +42,7 @@ func Command(env appenv.Env) *cli.Command {
 		Name:  "vk-hub",
 		Usage: "steer a fleet of machines that run vk node",
 		Description: "vk-hub serve is the hub; the other commands ask it through <data_dir>/admin.sock,\n" +
-			"as its user or as root. docs/fleet.md brings up a hub and two nodes in five commands.",
+			"as its user or as root. docs/hub.md brings up a hub and two nodes in five commands.",
 		Flags: []cli.Flag{cliutil.String(&a.config, "config", "FILE", "hub.toml; every key of it is optional").Global()},
 		Commands: []*cli.Command{
 			interruptible(newServe(a)), newToken(a), newNodes(a), newWorkloads(a), newAudit(a), newStatus(a), newBackup(a), newCheck(a), newConfig(a),

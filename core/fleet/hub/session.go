@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"virtkit/core/fault"
@@ -47,7 +48,8 @@ type Session struct {
 	node    string
 	version int
 	inc     string
-	started time.Time
+	began   time.Time     // by the monotonic clock: the wall's may jump
+	heard   atomic.Int64  // since began, when a message was read last
 	wake    chan struct{} // of capacity 1
 	cancel  context.CancelCauseFunc
 	live    *Live
@@ -199,7 +201,7 @@ func (h *Hub) handshake(ctx context.Context, c Conn, p Peer) (*Session, error) {
 	if err != nil || !ed25519.Verify(n.Key, payload, sig) {
 		return nil, refuse(wire.BadSignature, "the signature is not that of the node's key over this connection; a proxy that terminates TLS breaks it")
 	}
-	return &Session{h: h, c: c, node: n.ID, version: version, inc: hello.Incarnation, started: h.o.Now(),
+	return &Session{h: h, c: c, node: n.ID, version: version, inc: hello.Incarnation, began: time.Now(),
 		wake: make(chan struct{}, 1), live: n.Live, sent: map[string]bool{}}, nil
 }
 
@@ -297,6 +299,7 @@ func (s *Session) read(conn, ctx context.Context) error {
 			return err
 		}
 		s.live.seen.Store(s.h.o.Now().UnixMilli())
+		s.heard.Store(int64(time.Since(s.began)))
 		if err := s.take(ctx, m); err != nil {
 			return err
 		}
@@ -347,16 +350,12 @@ func (s *Session) write(ctx context.Context) {
 		s.cancel(err)
 		return
 	}
-	beat := time.Now() // of this goroutine's clock: the wall's may jump
-	last := s.live.seen.Load()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if seen := s.live.seen.Load(); seen != last {
-				last, beat = seen, time.Now()
-			} else if time.Since(beat) > wire.MissedBeats*s.h.o.Heartbeat {
+			if silent := time.Since(s.began) - time.Duration(s.heard.Load()); silent >= wire.MissedBeats*s.h.o.Heartbeat {
 				s.h.Stats.Silent.Add(1)
 				s.cancel(end(wire.Silent, "nothing was heard for %d heartbeats", wire.MissedBeats))
 				return

@@ -88,12 +88,12 @@ func (c *Config) parse(file string, data []byte) error {
 		for _, e := range s.Errors {
 			ps = append(ps, problem(file, &e))
 		}
-		return fault.New(fault.Usage, "").Because(ps).Hint("docs/fleet.md lists the keys of hub.toml")
+		return fault.New(fault.Usage, "").Because(ps).Hint("docs/hub.md lists the keys of hub.toml")
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		p := problem(file, e)
 		p.Text = strings.TrimPrefix(e.Error(), "toml: ")
-		return fault.New(fault.Usage, "").Because(conf.Problems{p}).Hint("docs/fleet.md lists the keys of hub.toml")
+		return fault.New(fault.Usage, "").Because(conf.Problems{p}).Hint("docs/hub.md lists the keys of hub.toml")
 	}
 	if err != nil {
 		return fault.Newf(fault.Usage, "%s", file).Because(err)
@@ -149,7 +149,7 @@ func (c *Config) validate(data []byte) error {
 		bad("log_format", "%q is neither text nor json", c.LogFormat)
 	}
 	if len(ps) > 0 {
-		return fault.New(fault.Usage, "").Because(ps).Hint("docs/fleet.md lists the keys of hub.toml")
+		return fault.New(fault.Usage, "").Because(ps).Hint("docs/hub.md lists the keys of hub.toml")
 	}
 	return nil
 }
