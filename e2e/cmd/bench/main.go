@@ -65,6 +65,7 @@ var areas = []area{
 	{"net-dns", beside((*bench).netDNS)},
 	{"net-policy", beside((*bench).netPolicy)},
 	{"net-guest", beside((*bench).netGuest)},
+	{"hub", (*bench).hub},
 }
 
 func main() {
@@ -72,6 +73,8 @@ func main() {
 	var err error
 	if len(os.Args) == 3 && os.Args[1] == switchWord {
 		err = runSwitch(ctx, os.Args[2])
+	} else if len(os.Args) == 4 && os.Args[1] == floorWord {
+		err = runHubFloor(os.Args[2], os.Args[3])
 	} else {
 		err = run(ctx, os.Args[1:])
 	}
