@@ -25,9 +25,12 @@ package guestwire
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
+	"unicode/utf8"
 
 	"github.com/hashicorp/yamux"
 )
@@ -213,6 +216,17 @@ type ExecRequest struct {
 	Detach bool     `json:"detach,omitempty"` // survives the loss of its streams
 }
 
+// MarshalJSON refuses what JSON would change on its way: text that is not UTF-8.
+func (r ExecRequest) MarshalJSON() ([]byte, error) {
+	for _, s := range slices.Concat(r.Argv, r.Env, []string{r.Dir, r.User}) {
+		if !utf8.ValidString(s) {
+			return nil, fmt.Errorf("%.80q is not UTF-8, and nothing else can be passed on to a guest: give it by a file or standard input", s)
+		}
+	}
+	type plain ExecRequest
+	return json.Marshal(plain(r))
+}
+
 // Stdio announces a raw stream of an exec. FD is 0, 1 or 2.
 type Stdio struct {
 	ID string `json:"id"`
@@ -355,6 +369,9 @@ func Open(w io.Writer, op string, body any) error {
 	h := Header{Op: op}
 	if body != nil {
 		b, err := json.Marshal(body)
+		if own := (*json.MarshalerError)(nil); errors.As(err, &own) {
+			return own.Err
+		}
 		if err != nil {
 			return fmt.Errorf("encoding %s: %w", op, err)
 		}

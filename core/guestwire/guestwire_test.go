@@ -247,6 +247,26 @@ func TestJoinFramesFailure(t *testing.T) {
 	}
 }
 
+// What JSON would change on its way is refused, not changed.
+func TestExecIsPassedOnAsItIs(t *testing.T) {
+	for _, r := range []guestwire.ExecRequest{{Argv: []string{"grep", "\xc4rger"}}, {Argv: []string{"x"}, Env: []string{"A=\xff"}}, {Argv: []string{"x"}, Dir: "/\xfe"}, {Argv: []string{"x"}, User: "\xfe"}} {
+		var b bytes.Buffer
+		if err := guestwire.Open(&b, guestwire.OpExec, r); err == nil || !strings.Contains(err.Error(), "is not UTF-8") || strings.Contains(err.Error(), "json:") || b.Len() > 0 {
+			t.Errorf("Open of %+v = %v, %d bytes", r, err, b.Len())
+		}
+	}
+	want := guestwire.ExecRequest{Argv: []string{"Ärger", "\x00\n\u2028<\ufffd"}, Env: []string{"ß=€"}, Dir: "/ü"}
+	var b bytes.Buffer
+	var h guestwire.Header
+	var got guestwire.ExecRequest
+	if err := guestwire.Open(&b, guestwire.OpExec, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(guestwire.Recv(&b, &h), json.Unmarshal(h.Body, &got)); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v came as %+v, %v", want, got, err)
+	}
+}
+
 func FuzzRecv(f *testing.F) {
 	var b bytes.Buffer
 	guestwire.Open(&b, guestwire.OpExec, guestwire.ExecRequest{ID: strings.Repeat("a", 32), Argv: []string{"true"}})
