@@ -67,9 +67,17 @@ type job struct {
 	wants    bool
 	relays   bool
 	last     string // name asked about
+	open     int    // questions
+	most     int    // of them at one time
 }
 
-func (j *job) Enter(netip.Addr) (dnsd.Client, bool) { return client{j}, true }
+func (j *job) Enter(netip.Addr) (dnsd.Client, bool) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.open++
+	j.most = max(j.most, j.open)
+	return client{j}, true
+}
 
 func (j *job) Lookup(name string) (netip.Addr, bool) {
 	if strings.EqualFold(name, "db") {
@@ -96,7 +104,11 @@ func (j *job) asked() string {
 
 type client struct{ j *job }
 
-func (c client) Leave() {}
+func (c client) Leave() {
+	c.j.mu.Lock()
+	defer c.j.mu.Unlock()
+	c.j.open--
+}
 func (c client) Allow(name string, qtype uint16) bool {
 	c.j.mu.Lock()
 	defer c.j.mu.Unlock()
@@ -369,14 +381,16 @@ func TestAnswersAreTold(t *testing.T) {
 	}
 }
 
-// Questions of one connection are answered whole, whatever their order.
+// Questions of one connection are answered whole, whatever their order, and only
+// so many at once.
 func TestPipelining(t *testing.T) {
 	up := upstream(t, func(w dns.ResponseWriter, q *dns.Msg, _ bool) {
 		r := new(dns.Msg).SetReply(q)
 		addA(r, q.Question[0].Name, "192.0.2.1", 1)
 		_ = w.WriteMsg(r)
 	})
-	c, err := net.Dial("tcp", server(t, new(job), up))
+	j := new(job)
+	c, err := net.Dial("tcp", server(t, j, up))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,6 +423,11 @@ func TestPipelining(t *testing.T) {
 	}
 	if len(seen) != n {
 		t.Errorf("%d different answers, want %d", len(seen), n)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.most > dnsd.MaxPiped {
+		t.Errorf("%d questions were being answered at once, want at most %d", j.most, dnsd.MaxPiped)
 	}
 }
 

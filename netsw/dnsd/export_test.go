@@ -22,3 +22,6 @@ func (r *Resolver) Close() { (*resolver)(r).close() }
 
 // SocketQuestions is how many questions a socket takes.
 const SocketQuestions = socketQuestions
+
+// MaxPiped is how many questions of one connection are answered at once.
+const MaxPiped = maxPiped
