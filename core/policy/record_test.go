@@ -331,6 +331,13 @@ allow_ip = []
 	if got := policy.Suggest(policy.Record{Phase: policy.Run}, nil, nil).YAML(); got != "# nothing was contacted: there is nothing to allow\n" {
 		t.Errorf("%q", got)
 	}
+	// What was blocked is told of where it is all there was.
+	r = policy.NewRecorder(policy.Run)
+	r.Judged("", ask("evil.example"), policy.Judgement{Verdict: policy.Verdict{Layer: policy.LayerJob, Reason: "not listed"}}, false, t0)
+	want = "# there is nothing to propose\n# blocked, and not proposed:\n#   evil.example  dns, once; refused now: not listed\n"
+	if got := policy.Suggest(r.Snapshot(), nil, nil).YAML(); got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 }
 
 func TestEngineFromManyGoroutines(t *testing.T) {

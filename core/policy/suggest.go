@@ -222,7 +222,13 @@ func (s Suggestion) YAML() string {
 	list(DimName, s.Names)
 	list(DimIP, s.IPs)
 	if len(s.Names)+len(s.IPs) == 0 {
-		return "# nothing was contacted: there is nothing to allow\n"
+		b.Reset()
+		if len(s.Left)+len(s.Refused) == 0 {
+			return "# nothing was contacted: there is nothing to allow\n"
+		}
+		b.WriteString("# there is nothing to propose\n")
+		s.notes(&b, "")
+		return b.String()
 	}
 	s.notes(&b, "  ")
 	return b.String()
