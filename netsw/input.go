@@ -186,6 +186,12 @@ func (p *Port) inputICMP(ip *frame.IPv4) bool {
 	case m.Type == frame.ICMPEcho:
 		p.sw.pinger.echo(p, ip, m)
 	case m.Type == frame.ICMPUnreachable, m.Type == frame.ICMPTimeOut, m.Type == frame.ICMPBadParam:
+		// About what was sent to this guest, and not to another, whose flow it would
+		// be believed to end.
+		if len(m.Payload) < frame.IPv4Size || frame.IP(m.Payload[16:20]) != p.ip {
+			p.c.drop(DropMartian)
+			return false
+		}
 		return true
 	default:
 		p.c.drop(DropProtocol)

@@ -79,3 +79,30 @@ func TestHostileBroadcast(t *testing.T) {
 		})
 	}
 }
+
+// A guest's errors are about what was sent to it: it ends no other's flows.
+func TestHostileErrors(t *testing.T) {
+	sw := open(t, netsw.Config{})
+	p, g := join(t, sw, "evil")
+	_, victim := join(t, sw, "victim")
+	quoting := func(to netip.Addr) []byte {
+		quote := frame.AppendUDP(nil, netip.AddrPortFrom(sw.Gateway(), 53), netip.AddrPortFrom(to, 4000), nil)
+		return frame.AppendICMP(frame.AppendEth(nil, gwMAC, g.MAC(), frame.TypeIPv4), g.Addr.As4(), sw.Gateway().As4(),
+			frame.ICMP{Type: frame.ICMPUnreachable, Code: frame.CodePort, Payload: quote})
+	}
+	short := quoting(g.Addr)[:frame.EthSize+frame.IPv4Size+frame.ICMPSize+frame.IPv4Size-1]
+	binary.BigEndian.PutUint16(short[frame.EthSize+2:], uint16(len(short)-frame.EthSize))
+	for i, f := range [][]byte{quoting(g.Addr), quoting(victim.Addr), quoting(netip.MustParseAddr("192.0.2.1")), short} {
+		before := p.Stats()
+		if err := g.Send(f); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "taken", func() bool { return p.Stats().FramesIn > before.FramesIn })
+		if g.WaitFrame(echoTo(g, sw.Gateway(), uint16(i)), limit, isEchoReply) == nil { // all before it is dealt with
+			t.Fatal("the gateway does not answer any more")
+		}
+		if n := p.Stats().Dropped(netsw.DropMartian) - before.Dropped(netsw.DropMartian); (n == 1) != (i > 0) {
+			t.Errorf("error %d: %d dropped", i, n)
+		}
+	}
+}
