@@ -252,9 +252,15 @@ func (s *supervisor) awaitServices(ctx context.Context) error {
 	defer cancel()
 	var names []string
 	for _, v := range s.services {
-		names = append(names, v.spec.Spec.ID)
+		select {
+		case <-v.settled:
+		default:
+			names = append(names, v.spec.Spec.ID)
+		}
 	}
-	s.board.stage("waiting for services " + strings.Join(names, ", "))
+	if names != nil {
+		s.board.stage("waiting for services " + strings.Join(names, ", "))
+	}
 	var errs []error
 	for _, v := range s.services {
 		select {
