@@ -340,6 +340,8 @@ func (s *jobSlot) Launch(ctx context.Context, hold *os.File, progress func(super
 	return newJobGuest(c), nil
 }
 
+func (s *jobSlot) Release() error { return s.r.Release() }
+
 type jobGuest struct {
 	c *supervise.Client
 	g *guestclient.Client

@@ -168,7 +168,7 @@ func (r *Runner) undoReserve(ctx context.Context, j *job) error {
 	if j.slot == nil {
 		return nil
 	}
-	return r.remove(ctx, j.id.ID)
+	return errors.Join(j.slot.Release(), r.remove(ctx, j.id.ID))
 }
 
 // remove removes a job's directory. A record that could not be kept is no

@@ -96,6 +96,10 @@ type Slot interface {
 	// the guest is left, but the directory may be. hold, unless it is nil, stays
 	// open as long as the guest's supervisor lives.
 	Launch(ctx context.Context, hold *os.File, progress func(supervise.State)) (Guest, error)
+	// Release gives the directory up when Launch was never called, and removes
+	// it: until then its lock is this process's, and Machines.Remove refuses.
+	// After Launch it does nothing.
+	Release() error
 }
 
 // Guest is a running guest.

@@ -426,3 +426,33 @@ func TestRunSteps(t *testing.T) {
 		t.Errorf("%v %v %v", err, left, log)
 	}
 }
+
+// A prepare that is told to end after it has reserved the job's directory, or
+// that cannot go on with it, leaves none.
+func TestPrepareGivesUpAReservedDirectory(t *testing.T) {
+	for name, stop := range map[string]func(w *world, end context.CancelFunc){
+		"told to end": func(_ *world, end context.CancelFunc) { end() },
+		"no record": func(w *world, _ context.CancelFunc) {
+			os.Mkdir(filepath.Join(w.host.Dir(w.id()), runner.RecordFile), 0o700)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			ctx, end := context.WithCancel(t.Context())
+			defer end()
+			w.host.Reserved = func() { stop(w, end) }
+			if err := w.run.Prepare(ctx, w.call()); err == nil {
+				t.Fatal("Prepare succeeded")
+			}
+			if len(w.host.Launched) != 0 {
+				t.Error("a guest was launched")
+			}
+			if strings.Contains(w.trace.String(), "undoing") {
+				t.Errorf("trace:\n%s", w.trace.String())
+			}
+			if _, err := os.Lstat(w.host.Dir(w.id())); !os.IsNotExist(err) {
+				t.Errorf("the directory is left: %v", err)
+			}
+		})
+	}
+}

@@ -33,6 +33,8 @@ type Host struct {
 	RemoveErr error
 	EndWith   *supervise.Exit // what a guest's State says after KillGuest
 
+	// Reserved, when set, is called once a directory is reserved.
+	Reserved func()
 	// Services are what a guest's state tells of its services; nil = all run.
 	Services func(s supervise.Spec) []supervise.ServiceState
 
@@ -49,6 +51,7 @@ type Host struct {
 
 	mu       sync.Mutex
 	guests   map[string]*guest
+	held     string // directory whose lock a slot holds
 	Launched []supervise.Spec
 	Samples  int // asked of guests
 	Removed  []string
@@ -85,6 +88,12 @@ func (h *Host) Reserve(_ context.Context, s supervise.Spec) (runner.Slot, error)
 	if err := os.Mkdir(h.Dir(s.ID), 0o700); err != nil {
 		return nil, fault.New(fault.Conflict, "job directory").Because(err)
 	}
+	h.mu.Lock()
+	h.held = s.ID
+	h.mu.Unlock()
+	if h.Reserved != nil {
+		h.Reserved()
+	}
 	return &slot{h, s}, nil
 }
 
@@ -96,6 +105,7 @@ type slot struct {
 func (s *slot) Launch(ctx context.Context, hold *os.File, progress func(supervise.State)) (runner.Guest, error) {
 	s.h.mu.Lock()
 	defer s.h.mu.Unlock()
+	s.h.held = ""
 	if s.h.LaunchErr != nil {
 		return nil, s.h.LaunchErr
 	}
@@ -109,6 +119,17 @@ func (s *slot) Launch(ctx context.Context, hold *os.File, progress func(supervis
 	st, _ := g.State(ctx)
 	progress(st)
 	return g, nil
+}
+
+// Release implements runner.Slot.
+func (s *slot) Release() error {
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	if s.h.held != s.s.ID {
+		return nil
+	}
+	s.h.held = ""
+	return os.RemoveAll(s.h.Dir(s.s.ID))
 }
 
 // KillGuest ends a guest as a crash of it would.
@@ -140,6 +161,9 @@ func (h *Host) Find(_ context.Context, id string) (runner.Guest, error) {
 func (h *Host) Remove(_ context.Context, id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.held == id {
+		return fault.Newf(fault.Conflict, "guest %s still runs: its lock is held", id)
+	}
 	h.Removed = append(h.Removed, id)
 	delete(h.guests, id)
 	if h.RemoveErr != nil {
