@@ -1,0 +1,310 @@
+package erofs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// node is one name of the tree.
+type node struct {
+	name     string
+	parent   *node // the root's is itself
+	mode     uint32
+	size     int64
+	sec      int64
+	nsec     uint32
+	children []*node // of a directory; sorted by sortAll
+
+	src  *source // of a regular file: the directory its content is in
+	data []byte  // of a symlink, a directory (made by layout) and a made file
+
+	nid   uint64
+	off   int64 // of the inode in the image
+	block int64 // first block of what is not inline; 0 = none
+	tail  int   // bytes inline
+	ino   uint32
+}
+
+func (n *node) isDir() bool { return n.mode&unix.S_IFMT == unix.S_IFDIR }
+
+// source is a directory of the host whose files are in the tree. Its path is
+// that of parent with name below it.
+type source struct {
+	parent *source
+	name   string // of the top: an absolute path
+}
+
+func (s *source) path() string {
+	if s.parent == nil {
+		return s.name
+	}
+	return s.parent.path() + "/" + s.name
+}
+
+// Tree is an image to be. Its zero value is not usable: see New.
+type Tree struct {
+	root    *node
+	skipped int
+}
+
+// New is an empty tree.
+func New() *Tree {
+	r := &node{mode: unix.S_IFDIR | 0o755}
+	r.parent = r
+	return &Tree{root: r}
+}
+
+// Skipped is how many sockets, pipes and devices were left out.
+func (t *Tree) Skipped() int { return t.skipped }
+
+// ErrMounted is wrapped when another filesystem is mounted inside a directory.
+var ErrMounted = errors.New("erofs: another filesystem is mounted there")
+
+// AddDir puts what is below the host's directory dir at the place at of the
+// tree ("" = its root, else slash-separated), merged with what is there: a
+// file that is there already stays. skip, when set, is asked for each name by
+// its path in the tree and leaves out what it answers true to, with all below
+// it. dir must not change until Write has ended.
+func (t *Tree) AddDir(ctx context.Context, dir, at string, skip func(path string, isDir bool) bool) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dir, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return &os.PathError{Op: "stat", Path: dir, Err: err}
+	}
+	into := t.dir(at)
+	into.sec, into.nsec = st.Mtim.Sec, uint32(st.Mtim.Nsec)
+	s := &scan{ctx: ctx, dev: st.Dev, skip: skip, slots: make(chan struct{}, workers)}
+	s.wg.Add(1)
+	s.dir(fd, &source{name: dir}, into, strings.Trim(at, "/"))
+	s.wg.Wait()
+	t.skipped += s.skipped
+	return s.err
+}
+
+// AddFile puts a file with this content at path, in the place of what is there.
+func (t *Tree) AddFile(p string, data []byte, sec int64) {
+	dir := t.dir(path.Dir(p))
+	n := &node{name: path.Base(p), mode: unix.S_IFREG | 0o644, size: int64(len(data)), sec: sec, data: data}
+	for i, c := range dir.children {
+		if c.name == n.name {
+			dir.children[i] = n
+			n.parent = dir
+			return
+		}
+	}
+	dir.add(n)
+}
+
+// SetTime gives the file or directory at path another time, in seconds. It
+// reports whether there is one.
+func (t *Tree) SetTime(p string, sec int64) bool {
+	n := t.root
+	for part := range strings.SplitSeq(strings.Trim(p, "/"), "/") {
+		if n = n.child(part); n == nil {
+			return false
+		}
+	}
+	n.sec, n.nsec = sec, 0
+	return true
+}
+
+// Newest is the latest time of a file, in seconds.
+func (t *Tree) Newest() int64 {
+	var top int64
+	var visit func(n *node)
+	visit = func(n *node) {
+		for _, c := range n.children {
+			if c.isDir() {
+				visit(c)
+			} else {
+				top = max(top, c.sec)
+			}
+		}
+	}
+	visit(t.root)
+	return top
+}
+
+func (n *node) child(name string) *node {
+	for _, c := range n.children {
+		if c.name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+func (n *node) add(c *node) {
+	c.parent = n
+	n.children = append(n.children, c)
+}
+
+// dir finds a directory of the tree, made where it is missing.
+func (t *Tree) dir(p string) *node {
+	n := t.root
+	for part := range strings.SplitSeq(strings.Trim(path.Clean("/"+p), "/"), "/") {
+		if part == "" {
+			continue
+		}
+		c := n.child(part)
+		if c == nil || !c.isDir() {
+			c = &node{name: part, mode: unix.S_IFDIR | 0o755, sec: n.sec}
+			n.add(c)
+		}
+		n = c
+	}
+	return n
+}
+
+// workers is how many goroutines read at once: files come from the page cache
+// at best, and from a disk that likes a queue at worst.
+const workers = 8
+
+// scan is one AddDir.
+type scan struct {
+	ctx   context.Context
+	dev   uint64
+	skip  func(string, bool) bool
+	slots chan struct{}
+	wg    sync.WaitGroup
+
+	mu      sync.Mutex
+	err     error
+	skipped int
+}
+
+func (s *scan) fail(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+}
+
+func (s *scan) failed() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err != nil
+}
+
+// dir reads one directory and closes fd. Only this call touches into.
+func (s *scan) dir(fd int, src *source, into *node, at string) {
+	defer s.wg.Done()
+	f := os.NewFile(uintptr(fd), src.name)
+	defer f.Close()
+	if err := context.Cause(s.ctx); err != nil {
+		s.fail(err)
+		return
+	}
+	names, err := f.Readdirnames(-1)
+	if err != nil {
+		s.fail(&os.PathError{Op: "readdir", Path: src.path(), Err: err})
+		return
+	}
+	var there map[string]*node
+	if len(into.children) > 0 {
+		there = map[string]*node{}
+		for _, c := range into.children {
+			there[c.name] = c
+		}
+	}
+	into.children = slices.Grow(into.children, len(names))
+	skipped := 0
+	for _, name := range names {
+		if s.failed() {
+			return
+		}
+		old := there[name]
+		if !s.one(fd, name, src, into, old, at, &skipped) {
+			return
+		}
+	}
+	s.mu.Lock()
+	s.skipped += skipped
+	s.mu.Unlock()
+}
+
+// one takes in one name; false ends the scan.
+func (s *scan) one(fd int, name string, src *source, into, old *node, at string, skipped *int) bool {
+	var st unix.Stat_t
+	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		s.fail(&os.PathError{Op: "stat", Path: src.path() + "/" + name, Err: err})
+		return false
+	}
+	kind := st.Mode & unix.S_IFMT
+	in := name
+	if at != "" {
+		in = at + "/" + name
+	}
+	if s.skip != nil && s.skip(in, kind == unix.S_IFDIR) || old != nil && (!old.isDir() || kind != unix.S_IFDIR) {
+		return true
+	}
+	n := &node{name: name, size: st.Size, sec: st.Mtim.Sec, nsec: uint32(st.Mtim.Nsec)}
+	switch kind {
+	case unix.S_IFREG:
+		n.mode, n.src = unix.S_IFREG|0o644, src
+		if st.Mode&0o111 != 0 {
+			n.mode |= 0o111
+		}
+	case unix.S_IFLNK:
+		n.mode = unix.S_IFLNK | 0o777
+		buf := make([]byte, unix.PathMax)
+		l, err := unix.Readlinkat(fd, name, buf)
+		if err != nil {
+			s.fail(&os.PathError{Op: "readlink", Path: src.path() + "/" + name, Err: err})
+			return false
+		}
+		n.data, n.size = slices.Clone(buf[:l]), int64(l)
+	case unix.S_IFDIR:
+		if st.Dev != s.dev {
+			s.fail(fmt.Errorf("packing %s/%s: %w", src.path(), name, ErrMounted))
+			return false
+		}
+		if old != nil {
+			n = old
+		} else {
+			n.mode = unix.S_IFDIR | 0o755
+		}
+		sub, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			s.fail(&os.PathError{Op: "open", Path: src.path() + "/" + name, Err: err})
+			return false
+		}
+		if old == nil {
+			into.add(n)
+		}
+		s.enter(sub, &source{parent: src, name: name}, n, in)
+		return true
+	default:
+		*skipped++
+		return true
+	}
+	into.add(n)
+	return true
+}
+
+// enter reads a directory beside this one when there is a worker free.
+func (s *scan) enter(fd int, src *source, n *node, at string) {
+	s.wg.Add(1)
+	select {
+	case s.slots <- struct{}{}:
+		go func() {
+			defer func() { <-s.slots }()
+			s.dir(fd, src, n, at)
+		}()
+	default:
+		s.dir(fd, src, n, at)
+	}
+}
