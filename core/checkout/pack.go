@@ -1,0 +1,95 @@
+package checkout
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"virtkit/core/erofs"
+	"virtkit/core/fault"
+)
+
+// Packed is a tree as a guest gets it.
+type Packed struct {
+	Path   string // of the image, an erofs
+	Files  int
+	Bytes  int64 // of the image; its file is longer, and sparse
+	Took   time.Duration
+	FSType string
+}
+
+// minImage is the least length of an image's file. Lengths are powers of two,
+// so that guests of many jobs have disks of one size and can start from one
+// template (machine.Disk.Varies).
+const minImage = 1 << 30
+
+// Pack writes the tree with its repository to an image at file, which must not
+// exist. The repository stands alone in it: what the tree borrows from the
+// mirror is there too. Its configuration is the guest's: it takes in include
+// (where the job's credentials are to be), and compares files by time and size
+// alone, because their other marks change on the way. What cannot be a file of
+// a repository (pipes, sockets, devices) is left out.
+func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
+	start := time.Now()
+	tree := erofs.New()
+	if err := tree.AddDir(ctx, t.Path, "", notForGuests); err != nil {
+		return Packed{}, fmt.Errorf("packing the sources: %w", err)
+	}
+	if t.mirror != nil {
+		if err := tree.AddDir(ctx, t.mirror.objects(), ".git/objects", notForGuests); err != nil {
+			return Packed{}, fmt.Errorf("packing the mirror's objects: %w", err)
+		}
+	}
+	clean, _, _ := t.job.credentials()
+	conf := repoConfig(clean, t.job.Format)
+	// Inode numbers, owners and change times are the image's own: without this
+	// the first git status would read every file.
+	conf += "[core]\n\tcheckStat = minimal\n\ttrustctime = false\n"
+	if include != "" {
+		conf += "[include]\n\tpath = " + quoteConfig(include) + "\n"
+	}
+	newest := tree.Newest()
+	tree.AddFile(".git/config", []byte(conf), newest)
+	// Git trusts what it has noted of a file only when the file is older than
+	// the note. Nothing changes a tree that is held, so the note may be dated
+	// later than all of it.
+	tree.SetTime(".git/index", newest+2)
+	st, err := tree.Write(ctx, file)
+	if err != nil {
+		if errors.Is(err, unix.ENOSPC) {
+			err = fault.Newf(fault.Busy, "no room for the packed sources in %s", filepath.Dir(file)).Because(err).Hint("run vk gc, or free some disk space")
+		}
+		return Packed{}, err
+	}
+	length := int64(minImage)
+	for length < st.Bytes {
+		length *= 2
+	}
+	if err := os.Truncate(file, length); err != nil {
+		return Packed{}, errors.Join(err, os.Remove(file))
+	}
+	return Packed{Path: file, Files: st.Files, Bytes: st.Bytes, Took: time.Since(start), FSType: erofs.FSType}, nil
+}
+
+// notForGuests are the parts of a repository that are only the host's: where
+// it borrows from, leavings, and summaries of packs that do not fit once two
+// repositories are merged.
+func notForGuests(p string, _ bool) bool {
+	rest, ok := strings.CutPrefix(p, ".git/")
+	if !ok {
+		return false
+	}
+	base := path.Base(p)
+	switch rest {
+	case "hooks", "modules", "FETCH_HEAD", "objects/info":
+		return true
+	}
+	return strings.HasPrefix(rest, "objects/") && (strings.HasPrefix(base, "tmp_") || base == "multi-pack-index" || strings.HasSuffix(base, ".bitmap") || strings.HasPrefix(base, "incoming-"))
+}
