@@ -18,6 +18,10 @@ func (s *server) pulse() guestwire.Pong {
 		p.MemAvail = exec.Field(b, "MemAvailable") << 10
 	}
 	p.OOMKills = s.oomKills()
+	if l := s.layer.Load(); l != nil {
+		p.UpperUsed, p.UpperSize = l.see()
+		return p
+	}
 	// statfs of an overlay is its writable layer's.
 	var st unix.Statfs_t
 	if unix.Statfs(s.opt.Root, &st) == nil {
@@ -26,6 +30,10 @@ func (s *server) pulse() guestwire.Pong {
 	}
 	return p
 }
+
+// setLayer makes the pulse tell of the work tree's layer instead of the root's:
+// it is what a job fills first.
+func (s *server) setLayer(l *layer) { s.layer.Store(l) }
 
 // oomKills is since boot where the kernel counts that, else of execs.
 func (s *server) oomKills() int64 {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -61,6 +62,8 @@ type server struct {
 	env   []string
 	ready bool
 	sess  *yamux.Session // the last one; nil before the first
+
+	layer atomic.Pointer[layer] // of a work tree in memory; nil = there is none
 
 	recording sync.Mutex
 	recorder  *atop.Recorder // nil: none was asked for

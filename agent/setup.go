@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -39,6 +40,7 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) (linked []strin
 		{"identity", g.stepIdentity},
 		{"mounts", g.stepMounts},
 		{"dirs", g.stepDirs},
+		{"checkout", g.stepCheckout},
 		{"services", g.stepServices},
 	}
 	if m.Tools != "" {
@@ -49,6 +51,9 @@ func (g *guest) Setup(m *guestwire.Setup, progress func(string)) (linked []strin
 	}
 	if m.Nested {
 		steps = append(steps, step{"nested", g.stepNested})
+	}
+	if m.Checkout == nil {
+		steps = slices.DeleteFunc(steps, func(s step) bool { return s.name == "checkout" })
 	}
 	for _, s := range steps {
 		g.stage(s.name)

@@ -59,9 +59,14 @@ func Overlay() error {
 	if fi, err := os.Stat(lowerDir); err == nil {
 		os.Chmod(upper, fi.Mode().Perm())
 	}
+	return overlay(lowerDir, upper, work, rootDir, 0)
+}
+
+// overlay joins a read-only directory and a writable one.
+func overlay(lower, upper, work, target string, flags uintptr) error {
 	var errs []error
 	for _, opt := range overlayData {
-		err := FS{"overlay", rootDir, "overlay", 0, "lowerdir=" + lowerDir + ",upperdir=" + upper + ",workdir=" + work + opt}.Do()
+		err := FS{"overlay", target, "overlay", flags, "lowerdir=" + lower + ",upperdir=" + upper + ",workdir=" + work + opt}.Do()
 		if err == nil {
 			return nil
 		}

@@ -11,6 +11,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
+	"virtkit/applets/internal/wire"
+	"virtkit/core/checkout"
 	"virtkit/core/fault"
 	"virtkit/core/image"
 	"virtkit/ledger"
@@ -25,14 +27,18 @@ type gcOptions struct {
 
 // gcReport is what a collection did.
 type gcReport struct {
-	DryRun   bool         `json:"dry_run"`
-	Guests   []string     `json:"guests"` // directories of guests whose supervisor is gone
-	Killed   []int        `json:"killed"` // processes that had outlived their supervisor
-	Net      []string     `json:"net"`    // devices and firewall rules that no guest needs
-	Images   image.Report `json:"images"`
-	Boot     int64        `json:"boot_bytes"` // of initramfs files and guests' saved states
-	Left     []string     `json:"left"`       // directories among those of guests that are none, or not this user's
-	Problems []string     `json:"problems"`
+	DryRun bool         `json:"dry_run"`
+	Guests []string     `json:"guests"` // directories of guests whose supervisor is gone
+	Killed []int        `json:"killed"` // processes that had outlived their supervisor
+	Net    []string     `json:"net"`    // devices and firewall rules that no guest needs
+	Images image.Report `json:"images"`
+	Boot   int64        `json:"boot_bytes"` // of initramfs files and guests' saved states
+	Left   []string     `json:"left"`       // directories among those of guests that are none, or not this user's
+
+	Checkouts     []string `json:"checkouts"`      // host checkouts, as slot/project
+	Mirrors       []string `json:"mirrors"`        // of repositories
+	CheckoutBytes int64    `json:"checkout_bytes"` // of both
+	Problems      []string `json:"problems"`
 }
 
 func newGC(a *app) *cli.Command {
@@ -41,8 +47,9 @@ func newGC(a *app) *cli.Command {
 		Name:  "gc",
 		Usage: "remove what is no longer used",
 		Description: "Removes the leavings of guests whose supervisor is gone, images that nothing has\n" +
-			"used for a while, and layers that no image needs. What is in use stays, and so\n" +
-			"does what is not this user's: mount points, symlinks, other users' files.",
+			"used for a while, layers that no image needs, and host checkouts and mirrors of\n" +
+			"repositories that no job has used for long. What is in use stays, and so does what\n" +
+			"is not this user's: mount points, symlinks, other users' files.",
 		Flags: []cli.Flag{
 			cliutil.Int(&o.idle, "idle-secs", "N", "remove images unused for so long", 0, 1<<31-1).Default("[images] idle_secs"),
 			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed and remove nothing"),
@@ -89,6 +96,7 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	states, err := h.SweepTemplates(max(idle, time.Hour), o.dryRun)
 	r.Boot += states
 	problem(err)
+	problem(a.gcCheckouts(ctx, h, o, &r))
 	if err := a.printGC(r, o); err != nil {
 		return err
 	}
@@ -100,6 +108,28 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 			Hint("the lines above name them; a busy one goes with the next vk gc")
 	}
 	return nil
+}
+
+// gcCheckouts removes host checkouts and mirrors that no job has used for long.
+func (a *app) gcCheckouts(ctx context.Context, h *wire.Host, o gcOptions, r *gcReport) error {
+	r.Checkouts, r.Mirrors = []string{}, []string{}
+	if !checkout.Exists(h.CheckoutRoot()) {
+		return nil
+	}
+	s, err := h.Checkouts()
+	if err != nil {
+		return err
+	}
+	idle := time.Duration(-1)
+	if o.idle >= 0 {
+		idle = time.Duration(o.idle) * time.Second
+	}
+	swept, err := s.Sweep(ctx, checkout.SweepOptions{Idle: idle, DryRun: o.dryRun, Sizes: true})
+	r.Checkouts, r.Mirrors, r.CheckoutBytes = append(r.Checkouts, swept.Trees...), append(r.Mirrors, swept.Mirrors...), swept.Bytes
+	for _, k := range swept.Kept {
+		a.warn("left: %s", k)
+	}
+	return err
 }
 
 func (a *app) printGC(r gcReport, o gcOptions) error {
@@ -132,7 +162,13 @@ func writeGC(w io.Writer, r gcReport) error {
 	for _, i := range r.Images.Images {
 		fmt.Fprintf(w, "%s image %s (%s)\n", verb, imageName(i), units.BytesSize(float64(i.DiskSize)))
 	}
+	for _, c := range r.Checkouts {
+		fmt.Fprintf(w, "%s checkout %s\n", verb, c)
+	}
+	for _, m := range r.Mirrors {
+		fmt.Fprintf(w, "%s mirror %s\n", verb, m)
+	}
 	_, err := fmt.Fprintf(w, "%s %d guests, %d images, %d layers: %s; %d images are in use\n", verb,
-		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot)), r.Images.Held)
+		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot+r.CheckoutBytes)), r.Images.Held)
 	return err
 }

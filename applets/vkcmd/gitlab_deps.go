@@ -47,7 +47,7 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &runner.Runner{
+	r := &runner.Runner{
 		Gate: gate, History: h.History, Tools: hostTools(h),
 		Images:   &jobImages{h: h},
 		Machines: &jobMachines{h},
@@ -58,7 +58,13 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 		Set:        gitlabSettings(h),
 		Trace:      trace,
 		Parent:     parentProcess(),
-	}, nil
+	}
+	if h.Conf.Executor.HostCheckout {
+		if r.Checkouts, err = h.Checkouts(); err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
 }
 
 // recordInterval is 0 where guests are not recorded.
@@ -97,8 +103,9 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
 		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
 		Upper: cf.VMM.Disk, Nested: vm.Nested, Reclaim: vm.Reclaim, Balloon: vm.Balloon, DAX: askedDAX(cf), Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
-		Egress:      h.EgressSettings(),
-		ServiceWait: cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
+		CheckoutLayer: h.CheckoutLayer,
+		Egress:        h.EgressSettings(),
+		ServiceWait:   cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
 		BootLimit: cf.VMM.BootTimeout, HangLimit: cf.VMM.HangTimeout,
 		Version: version.Version,
 

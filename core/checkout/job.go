@@ -164,3 +164,13 @@ func origin(clean string) string {
 	}
 	return fmt.Sprintf("%s://%s", u.Scheme, u.Host)
 }
+
+// Credentials are those in a repository's address, and the server that they are
+// for ("https://host:port"); all "" for an address that is none of a server.
+func Credentials(raw string) (server, user, password string) {
+	clean, user, password, err := splitURL(raw)
+	if err != nil {
+		return "", "", ""
+	}
+	return origin(clean), user, password
+}

@@ -18,12 +18,14 @@ import (
 
 // Packed is a tree as a guest gets it.
 type Packed struct {
-	Path   string // of the image, an erofs
-	Files  int
-	Bytes  int64 // of the image; its file is longer, and sparse
-	Took   time.Duration
-	FSType string
+	Path  string // of the image
+	Files int
+	Bytes int64 // of the image; its file is longer, and sparse
+	Took  time.Duration
 }
+
+// FSType is what a guest mounts an image as.
+const FSType = erofs.FSType
 
 // minImage is the least length of an image's file. Lengths are powers of two,
 // so that guests of many jobs have disks of one size and can start from one
@@ -75,7 +77,7 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 	if err := os.Truncate(file, length); err != nil {
 		return Packed{}, errors.Join(err, os.Remove(file))
 	}
-	return Packed{Path: file, Files: st.Files, Bytes: st.Bytes, Took: time.Since(start), FSType: erofs.FSType}, nil
+	return Packed{Path: file, Files: st.Files, Bytes: st.Bytes, Took: time.Since(start)}, nil
 }
 
 // notForGuests are the parts of a repository that are only the host's: where

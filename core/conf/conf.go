@@ -113,6 +113,8 @@ type Executor struct {
 	CheckoutOverlay     bool
 	CheckoutOverlaySize Amount // of the guest's memory
 	CheckoutTmpfs       bool
+	CheckoutMirror      bool
+	CheckoutMirrorIdle  time.Duration
 	ImageCacheIdle      time.Duration
 	WindowsCacheIdle    time.Duration
 	ServicesTimeout     time.Duration

@@ -72,6 +72,9 @@ func isSection(name string) bool {
 
 const seven = "604800"
 
+// fortnight is in seconds.
+const fortnight = "1209600"
+
 // table is every key there is. A key is added with its default keeping the
 // old behaviour, and with acted = true once something reads it.
 var table = []row{
@@ -129,18 +132,22 @@ var table = []row{
 		doc: "Where jobs keep their caches, in the guest."},
 	{name: "executor.tools_dir", kind: kPath, at: func(c *Config) any { return &c.Executor.ToolsDir }, example: `"/var/lib/virtkit/tools/current"`, acted: true,
 		doc: "A directory of static tools (git, git-remote-http, git-lfs, gitlab-runner) that every job's guest sees; those its image lacks are linked onto its `PATH`. It is read at each job's start, and has to belong to root or to the runner's user."},
-	{name: "executor.host_checkout", kind: kBool, at: func(c *Config) any { return &c.Executor.HostCheckout }, def: "false",
-		doc: "Clone a job's sources on the host instead of in the guest. `dockerfile:` and `compose:` images need it."},
-	{name: "executor.checkout_dir", kind: kPath, at: func(c *Config) any { return &c.Executor.CheckoutDir }, example: `"/builds"`,
+	{name: "executor.host_checkout", kind: kBool, at: func(c *Config) any { return &c.Executor.HostCheckout }, def: "false", acted: true,
+		doc: "Fetch a job's sources on the host instead of in the guest ([checkouts.md](checkouts.md))."},
+	{name: "executor.checkout_dir", kind: kPath, at: func(c *Config) any { return &c.Executor.CheckoutDir }, example: `"/builds"`, acted: true,
 		doc: "Where host checkouts are kept (below `vk/`). Not set: `<state_dir>/checkouts`."},
-	{name: "executor.checkout_cache_idle_secs", kind: kSecs, at: func(c *Config) any { return &c.Executor.CheckoutCacheIdle }, example: "1800",
+	{name: "executor.checkout_cache_idle_secs", kind: kSecs, at: func(c *Config) any { return &c.Executor.CheckoutCacheIdle }, example: "1800", acted: true,
 		doc: "A host checkout unused for so long is removed. Not set: `image_cache_idle_secs`."},
-	{name: "executor.checkout_overlay", kind: kBool, at: func(c *Config) any { return &c.Executor.CheckoutOverlay }, def: "true",
-		doc: "Jobs write above their host checkout, in the guest's memory, and leave it unchanged."},
-	{name: "executor.checkout_overlay_size", kind: kAmount, at: func(c *Config) any { return &c.Executor.CheckoutOverlaySize }, def: `"80%"`,
+	{name: "executor.checkout_overlay", kind: kBool, at: func(c *Config) any { return &c.Executor.CheckoutOverlay }, def: "true", acted: true,
+		doc: "What a job writes below its sources is in the guest's memory. Off: on the guest's disk, `[vmm] disk`. The host's tree is never written by a job."},
+	{name: "executor.checkout_overlay_size", kind: kAmount, at: func(c *Config) any { return &c.Executor.CheckoutOverlaySize }, def: `"80%"`, acted: true,
 		doc: "The most that layer may hold, as a size or a share of the guest's memory."},
-	{name: "executor.checkout_tmpfs", kind: kBool, at: func(c *Config) any { return &c.Executor.CheckoutTmpfs }, def: "true",
-		doc: "Fill that layer with the work tree when the guest boots, so that files are read from memory."},
+	{name: "executor.checkout_tmpfs", kind: kBool, at: func(c *Config) any { return &c.Executor.CheckoutTmpfs }, def: "true", acted: true,
+		doc: "Changes nothing: the work tree is always packed into a disk of the guest's own, which is as fast."},
+	{name: "executor.checkout_mirror", kind: kBool, at: func(c *Config) any { return &c.Executor.CheckoutMirror }, def: "true", acted: true,
+		doc: "Keep one bare repository of each repository below `<state_dir>/mirrors`, which host checkouts share their objects with."},
+	{name: "executor.checkout_mirror_idle_secs", kind: kSecs, at: func(c *Config) any { return &c.Executor.CheckoutMirrorIdle }, def: fortnight, min: 1, acted: true,
+		doc: "`vk gc` removes a mirror that no job has used for so long."},
 	{name: "executor.image_cache_idle_secs", kind: kSecs, at: func(c *Config) any { return &c.Executor.ImageCacheIdle }, def: "1800", acted: true,
 		doc: "A pulled or built image unused for so long may be removed."},
 	{name: "executor.windows_cache_idle_secs", kind: kSecs, at: func(c *Config) any { return &c.Executor.WindowsCacheIdle }, def: seven, min: 1,

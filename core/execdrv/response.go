@@ -20,6 +20,10 @@ type Response struct {
 	Image       Image        `json:"image"`
 	Services    []Image      `json:"services"`
 	Credentials []Credential `json:"credentials"`
+	Token       string       `json:"token"`
+	GitInfo     GitInfo      `json:"git_info"`
+	AllowFetch  bool         `json:"allow_git_fetch"`
+	Hooks       []Hook       `json:"hooks"`
 }
 
 // JobInfo says which job it is.

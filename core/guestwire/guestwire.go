@@ -131,6 +131,7 @@ type Setup struct {
 	Hosts     []HostEntry `json:"hosts,omitempty"`
 	Mounts    []Mount     `json:"mounts,omitempty"`
 	Dirs      []Dir       `json:"dirs,omitempty"`
+	Checkout  *Checkout   `json:"checkout,omitempty"`
 	Env       []string    `json:"env,omitempty"`      // the image's environment, KEY=VALUE; base of every exec
 	Loopback  []int       `json:"loopback,omitempty"` // TCP ports of the guest's 127.0.0.1 passed to the gateway
 	Nested    bool        `json:"nested,omitempty"`
@@ -158,6 +159,17 @@ type Mount struct {
 	FSType   string `json:"fstype,omitempty"`
 	Target   string `json:"target"`
 	ReadOnly bool   `json:"read_only,omitempty"`
+}
+
+// Checkout is a disk with a work tree that appears at Target below a writable
+// layer of its own. What is root's on the disk is User's in the guest.
+type Checkout struct {
+	Disk
+	Target string `json:"target"`
+	User   string `json:"user,omitempty"` // as in ExecRequest.User; "" = root
+	// Memory is the most that the layer may hold, in bytes of the guest's
+	// memory; 0 puts it beside the root's, on Setup.Upper.
+	Memory int64 `json:"memory,omitempty"`
 }
 
 // Dir is a directory to make in the root (parents 0755 root when missing). One
@@ -261,13 +273,15 @@ type ExecEvent struct {
 
 // Pong is the guest's pulse.
 type Pong struct {
-	UptimeMS  int64 `json:"uptime_ms"`
-	UnixNano  int64 `json:"unix_nano"`
-	MemTotal  int64 `json:"mem_total"`     // bytes
-	MemAvail  int64 `json:"mem_available"` // bytes
-	Execs     int   `json:"execs"`         // running
-	OOMKills  int64 `json:"oom_kills"`     // since boot
-	UpperUsed int64 `json:"upper_used"`    // bytes of the writable layer
+	UptimeMS int64 `json:"uptime_ms"`
+	UnixNano int64 `json:"unix_nano"`
+	MemTotal int64 `json:"mem_total"`     // bytes
+	MemAvail int64 `json:"mem_available"` // bytes
+	Execs    int   `json:"execs"`         // running
+	OOMKills int64 `json:"oom_kills"`     // since boot
+	// UpperUsed are bytes of the writable layer: of the root, or with a
+	// Setup.Checkout in memory the most that its layer has held so far.
+	UpperUsed int64 `json:"upper_used"`
 	UpperSize int64 `json:"upper_size"`
 }
 

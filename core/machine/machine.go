@@ -54,6 +54,9 @@ type Disk struct {
 	Path     string
 	Serial   string // at most 20 bytes
 	ReadOnly bool
+	// Varies says that a read-only disk is another one in each guest, and is
+	// first read after the guest was told to.
+	Varies bool
 }
 
 // NIC is a network device whose frames go to File: a stream socket carrying

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"virtkit/core/admit"
+	"virtkit/core/checkout"
 	"virtkit/core/conf"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
@@ -35,6 +36,9 @@ type job struct {
 
 	site string     // key of its history; "" = the runner does not say which job it is
 	held admit.Held // nil before admission
+
+	sources execdrv.Sources
+	tree    *checkout.Tree // nil = the guest gets its sources itself
 
 	spec  supervise.Spec
 	rec   Record
@@ -64,10 +68,13 @@ func (r *Runner) steps(j *job) []Step {
 		{Name: "job", Do: func(context.Context) error { return r.read(j) }},
 		{Name: "admission", Do: func(ctx context.Context) error { return r.admit(ctx, j) },
 			Undo: func(context.Context) error { return r.undoAdmit(j) }},
+		{Name: "sources", Do: func(ctx context.Context) error { return r.takeSources(ctx, j) },
+			Undo: func(context.Context) error { return j.closeTree() }},
 		{Name: "image", Do: func(ctx context.Context) error { return r.resolveAll(ctx, j) }},
 		{Name: "tools", Do: func(ctx context.Context) error { return r.readyTools(ctx, j) }},
 		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
 			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
+		{Name: "checkout", Do: func(ctx context.Context) error { return r.packSources(ctx, j) }},
 		{Name: "boot", Do: func(ctx context.Context) error { return r.launch(ctx, j) }},
 		{Name: "shell", Do: func(ctx context.Context) error { return r.tryShell(ctx, j) }},
 	}
@@ -104,6 +111,9 @@ func (r *Runner) read(j *job) error {
 		return err
 	}
 	if err := r.checkImage(j.wanted); err != nil {
+		return err
+	}
+	if j.sources, err = r.readSources(j.call, j.resp); err != nil {
 		return err
 	}
 	for _, w := range j.call.Warnings {
@@ -297,6 +307,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 	if j.tools != nil {
 		s.Disks = append(s.Disks, *j.tools)
 	}
+	s.Checkout = r.checkoutOf(j)
 	s.Net.Egress = j.egress
 	if len(j.services.All) > 0 {
 		s.Net.Names = append([]string{}, j.services.JobNames...)
@@ -395,7 +406,7 @@ func (r *Runner) recordOf(j *job) Record {
 		Entrypoint: execdrv.EffectiveEntrypoint(j.resp.Image.Entrypoint, j.image.Entrypoint),
 		Runner:     j.spec.Owner, Created: j.spec.Created, Deadline: j.spec.Deadline,
 		Site: j.site, SiteJob: j.resp.JobInfo.Name,
-		Services: serviceRecords(j.spec.Services),
+		Services: serviceRecords(j.spec.Services), HostSources: j.tree != nil,
 	}
 }
 

@@ -44,6 +44,9 @@ type Record struct {
 	Created    time.Time       `json:"created"`
 	Deadline   time.Time       `json:"deadline,omitzero"`
 	Services   []ServiceRecord `json:"services,omitempty"`
+	// HostSources says that the job's sources were got on the host: get_sources
+	// tells of that and runs the job's hooks.
+	HostSources bool `json:"host_sources,omitempty"`
 	// Site is the key of the job's history (SiteOf), and SiteJob its name there,
 	// both by the runner's own account of the job; "" when it gives none.
 	Site    string `json:"site,omitempty"`

@@ -52,6 +52,11 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 		r.warn(w)
 	}
 	stdio.In = f
+	if stage == execdrv.StageSources && rec.HostSources {
+		if stdio.In, err = r.sourcesScript(c, rec, f); err != nil {
+			return c.SystemFailure, err
+		}
+	}
 	control, stop := passSignals(sigs)
 	defer stop()
 	req := request(rec, stage, execdrv.JobEnv(c))

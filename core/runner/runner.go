@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"virtkit/core/admit"
+	"virtkit/core/checkout"
 	"virtkit/core/conf"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
@@ -47,6 +48,14 @@ type Tools interface {
 	// Ready packs the directory as it is now, unless that is done already, and
 	// names its programs, sorted.
 	Ready(ctx context.Context, progress func(line string)) (root supervise.Image, names []string, err error)
+}
+
+// Checkouts keeps work trees on this host ([executor] host_checkout).
+type Checkouts interface {
+	// Take brings a tree to what the job wants and returns it held.
+	Take(ctx context.Context, j checkout.Job, progress func(line string)) (*checkout.Tree, error)
+	// Sweep removes trees that nobody has used for long.
+	Sweep(ctx context.Context, o checkout.SweepOptions) (checkout.Swept, error)
 }
 
 // ImageQuery is what a job says of its image. Auth holds secrets.
@@ -149,6 +158,11 @@ type Settings struct {
 	ServiceWait      time.Duration
 	GuestServiceExec bool // jobs may run commands in their services
 
+	// CheckoutLayer is the most memory that the writable layer above a guest's
+	// work tree may take, in bytes of a guest of so many MiB; 0 puts the layer on
+	// the guest's disk.
+	CheckoutLayer func(memMiB int) int64
+
 	FromHistory bool  // memory is reserved by what a job has been using
 	DiskDefault int64 // bytes that an unknown job's directory is expected to hold; 0 = 8 GiB, or the filesystem's size
 	// BudgetErr says why the host's memory budget is not known. No job is
@@ -171,6 +185,7 @@ type Runner struct {
 	// Recordings keeps what guests record; nil = they record nothing.
 	Recordings Recordings
 	Tools      Tools      // nil = guests get none
+	Checkouts  Checkouts  // nil = jobs get their sources in their guests
 	Gate       admit.Gate // nil = everything is admitted
 	History    History    // nil = nothing is remembered
 	Set        Settings

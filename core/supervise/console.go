@@ -22,6 +22,7 @@ const (
 	ConsoleOldFile = "console.log.1"
 	CommandFile    = "command.log" // output of Spec.Command, kept as the console is
 	UpperFile      = "upper.img"
+	CheckoutFile   = "checkout.img"
 	vmmDir         = "vmm" // the driver's
 )
 

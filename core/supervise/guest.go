@@ -26,6 +26,8 @@ import (
 const (
 	RootSerial  = "vk-root"
 	UpperSerial = "vk-upper"
+
+	CheckoutSerial = "vk-checkout"
 )
 
 // bootTries bounds how often a guest may reboot before it is ready once.
@@ -246,6 +248,9 @@ func (s *supervisor) boot(ctx context.Context) error {
 	for i, d := range s.spec.Disks {
 		ms.Disks = append(ms.Disks, machine.Disk{Path: d.Image.Path, Serial: diskSerial(i), ReadOnly: true})
 	}
+	if s.spec.Checkout != nil {
+		ms.Disks = append(ms.Disks, machine.Disk{Path: filepath.Join(s.dir, CheckoutFile), Serial: CheckoutSerial, ReadOnly: true, Varies: true})
+	}
 	for i, sh := range s.spec.Shares {
 		ms.Shares = append(ms.Shares, machine.Share{Tag: shareTag(i), Source: sh.Source, ReadOnly: sh.ReadOnly})
 	}
@@ -391,6 +396,9 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 	if s.spec.Upper > 0 {
 		w.Upper = &guestwire.Disk{Serial: UpperSerial, FSType: "ext4"}
 	}
+	if c := s.spec.Checkout; c != nil {
+		w.Checkout = &guestwire.Checkout{Disk: guestwire.Disk{Serial: CheckoutSerial, FSType: c.FSType}, Target: c.Target, User: c.User, Memory: c.Memory}
+	}
 	if s.port != nil {
 		n := s.port.Guest()
 		if len(s.spec.Services) > 0 || s.spec.Kind == ServiceKind {
@@ -453,7 +461,7 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		if err == nil {
 			silent = 0
 			p := <-pong
-			s.upper.see(p, filepath.Join(s.dir, UpperFile))
+			s.upper.see(p, s.layerFile())
 			next = s.keepClock(ctx, g, &clock, t, p)
 			continue
 		}

@@ -379,7 +379,7 @@ func (s *supervisor) clean(keep bool) error {
 		s.keepEgress()
 		return RemoveJobDir(s.dir)
 	}
-	for _, f := range []string{SocketFile, UpperFile, vmmDir} {
+	for _, f := range []string{SocketFile, UpperFile, CheckoutFile, vmmDir} {
 		if err := fsx.RemoveTree(filepath.Join(s.dir, f)); err != nil {
 			return err
 		}

@@ -17,6 +17,7 @@
 //	command.log   output of Spec.Command, bounded likewise
 //	egress.json   what the guests reached and were refused (EgressRecord), when Spec.Net.Egress is set
 //	upper.img     the guest's writable layer
+//	checkout.img  the work tree packed for the guest, when Spec.Checkout is set
 //	vmm/          the driver's own files
 //	services/     one directory like this one for each of Spec.Services
 package supervise
@@ -55,6 +56,10 @@ type Spec struct {
 	Shares []Share `json:"shares,omitempty"`
 	Disks  []Disk  `json:"disks,omitempty"`
 	Dirs   []Dir   `json:"dirs,omitempty"`
+
+	// Checkout, when set, is a work tree in the guest. Its image is CheckoutFile
+	// in the directory.
+	Checkout *Checkout `json:"checkout,omitempty"`
 
 	// Owner, when its PID is not 0, is the process without which this guest
 	// has no purpose: the supervisor ends when it is gone.
@@ -165,6 +170,16 @@ type Disk struct {
 
 // ToolsTarget is where a guest mounts its host's tools.
 const ToolsTarget = "/run/vk/tools"
+
+// Checkout is a work tree that was packed for the guest.
+type Checkout struct {
+	FSType string `json:"fstype"`
+	Target string `json:"target"`         // in the guest
+	User   string `json:"user,omitempty"` // whom it belongs to there; "" = root
+	// Memory is how many bytes of the guest's memory the writable layer above
+	// it may take; 0 puts that layer on the guest's own disk.
+	Memory int64 `json:"memory,omitempty"`
+}
 
 // Dir is a directory to make in the guest before anything runs; Mode 0 leaves an
 // existing one as it is.

@@ -64,6 +64,15 @@ func (h *highWater) see(p guestwire.Pong, path string) {
 	h.top.Used = min(max(h.top.Used, p.UpperUsed, blocks(path)-h.took), p.UpperSize)
 }
 
+// layerFile is the file of the layer that the guest's pulse tells of; "" when
+// that is in the guest's memory.
+func (s *supervisor) layerFile() string {
+	if c := s.spec.Checkout; c != nil && c.Memory > 0 {
+		return ""
+	}
+	return filepath.Join(s.dir, UpperFile)
+}
+
 func (h *highWater) get() *usage.Overlay {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,7 +94,7 @@ func (s *supervisor) usage() (*Usage, error) {
 	defer cancel()
 	var u Usage
 	if p, err := asked(ctx, g.ch.client().Ping); err == nil {
-		s.upper.see(p, filepath.Join(s.dir, UpperFile))
+		s.upper.see(p, s.layerFile())
 	}
 	v, err := asked(ctx, g.ch.client().Victims)
 	if err == nil && v.Err != "" {

@@ -30,7 +30,7 @@ type module struct {
 var (
 	needed = []string{
 		"virtio_mmio", "virtio_console", "virtio_blk", "virtio_net", "virtio_rng", "virtio_balloon",
-		"ext4", "overlay", "fuse", "virtiofs",
+		"ext4", "erofs", "overlay", "fuse", "virtiofs",
 		"vmw_vsock_virtio_transport", "crc32c_intel",
 	}
 	// optional ones are left out without a word where a kernel has none.

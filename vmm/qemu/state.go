@@ -53,7 +53,7 @@ func (d *Driver) StateKey(ctx context.Context, s machine.Spec) (key, why string,
 	fmt.Fprintf(h, "%s %s\n%q\n", info.Binary, info.Version, p.args())
 	files := []string{info.Binary, s.Kernel.Image, s.Kernel.Initrd}
 	for _, k := range s.Disks {
-		if k.ReadOnly {
+		if k.ReadOnly && !k.Varies {
 			files = append(files, k.Path)
 			continue
 		}
