@@ -65,7 +65,7 @@ func sourcesLike(t *testing.T, j *customdriver.Job, res runnerside.Result, extra
 // without the host's tree noticing. A second job of the slot, in an image
 // without git, fetches into the same tree.
 func TestHostCheckout(t *testing.T) {
-	r := recording(t, "custom-full")
+	r := recording(t, "custom-simple")
 	gitServer(t)
 	h := hostCheckout(t, "checkout", "")
 	j := &r.Jobs[0]

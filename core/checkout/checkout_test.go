@@ -383,36 +383,34 @@ func TestRefused(t *testing.T) {
 // A server that fails is told apart from a tree that does, says why, and costs
 // nothing of what is there.
 func TestServerFails(t *testing.T) {
-	both(t, func(t *testing.T, change ...func(*checkout.Options)) {
-		srv, d := newServer(t), newDirs(t)
-		one := srv.commit(map[string]string{"f": "1"})
-		s := d.open(t, change...)
-		done(t, s, srv.job(one))
-		for name, spoil := range map[string]func(*checkout.Job){
-			"down":     func(*checkout.Job) { srv.down.Store(true) },
-			"denied":   func(j *checkout.Job) { j.URL, j.User, j.Token = srv.URL, "gitlab-ci-token", "wrong-"+token },
-			"no ref":   func(j *checkout.Job) { j.Refspecs = []string{"+refs/heads/nosuch:refs/remotes/origin/nosuch"} },
-			"no such":  func(j *checkout.Job) { j.SHA = strings.Repeat("1", 40) },
-			"no repos": func(j *checkout.Job) { j.URL = strings.Replace(j.URL, "project.git", "nosuch.git", 1) },
-		} {
-			j := srv.job(one)
-			j.Attempts = 2
-			spoil(&j)
-			var lines []string
-			_, err := s.Take(t.Context(), j, func(l string) { lines = append(lines, l) })
-			if fault.KindOf(err) != fault.Unavailable || strings.Contains(fmt.Sprint(err), token) {
-				t.Errorf("%s: %v (%s)", name, err, fault.KindOf(err))
-			}
-			if len(lines) != 1 || strings.Contains(lines[0], token) {
-				t.Errorf("%s: the second attempt is told as %q", name, lines)
-			}
-			srv.down.Store(false)
+	srv, d := newServer(t), newDirs(t)
+	one := srv.commit(map[string]string{"f": "1"})
+	s := d.open(t)
+	done(t, s, srv.job(one))
+	for name, spoil := range map[string]func(*checkout.Job){
+		"down":     func(*checkout.Job) { srv.down.Store(true) },
+		"denied":   func(j *checkout.Job) { j.URL, j.User, j.Token = srv.URL, "gitlab-ci-token", "wrong-"+token },
+		"no ref":   func(j *checkout.Job) { j.Refspecs = []string{"+refs/heads/nosuch:refs/remotes/origin/nosuch"} },
+		"no such":  func(j *checkout.Job) { j.SHA = strings.Repeat("1", 40) },
+		"no repos": func(j *checkout.Job) { j.URL = strings.Replace(j.URL, "project.git", "nosuch.git", 1) },
+	} {
+		j := srv.job(one)
+		j.Attempts = 2
+		spoil(&j)
+		var lines []string
+		_, err := s.Take(t.Context(), j, func(l string) { lines = append(lines, l) })
+		if fault.KindOf(err) != fault.Unavailable || strings.Contains(fmt.Sprint(err), token) {
+			t.Errorf("%s: %v (%s)", name, err, fault.KindOf(err))
 		}
-		two := srv.commit(map[string]string{"f": "2"})
-		tree := done(t, s, srv.job(two))
-		isFile(t, filepath.Join(tree.Path, "f"), "2")
-		noSecrets(t, filepath.Dir(d.root))
-	})
+		if len(lines) != 1 || strings.Contains(lines[0], token) {
+			t.Errorf("%s: the second attempt is told as %q", name, lines)
+		}
+		srv.down.Store(false)
+	}
+	two := srv.commit(map[string]string{"f": "2"})
+	tree := done(t, s, srv.job(two))
+	isFile(t, filepath.Join(tree.Path, "f"), "2")
+	noSecrets(t, filepath.Dir(d.root))
 }
 
 // Trees and mirrors that are broken are made anew without a word to the job.

@@ -34,7 +34,7 @@ var (
 		"vmw_vsock_virtio_transport", "crc32c_intel",
 	}
 	// optional ones are left out without a word where a kernel has none.
-	optional = map[string]bool{"crc32c_intel": true, "virtio_rng": true, "virtio_balloon": true, "virtiofs": true, "vmw_vsock_virtio_transport": true}
+	optional = map[string]bool{"crc32c_intel": true, "erofs": true, "virtio_rng": true, "virtio_balloon": true, "virtiofs": true, "vmw_vsock_virtio_transport": true}
 	nested   = []string{"kvm", "kvm_intel", "kvm_amd"}
 )
 

@@ -60,6 +60,7 @@ var areas = []area{
 	{"boot", (*bench).boot},
 	{"guest", (*bench).guest},
 	{"image", (*bench).image},
+	{"checkout", (*bench).checkoutArea},
 	{"net", (*bench).network},
 	{"net-peers", beside((*bench).netPeers)},
 	{"net-dns", beside((*bench).netDNS)},
