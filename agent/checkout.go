@@ -62,14 +62,14 @@ func (g *guest) stepCheckout(m *guestwire.Setup) error {
 	if err != nil {
 		return err
 	}
-	dev, err := mount.Disk(c.Serial, deviceWait)
+	dev, err := mount.Disk(c.Disk.Serial, deviceWait)
 	if err != nil {
 		return err
 	}
 	if err := os.Mkdir(checkoutDir, 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	lower := mount.FS{Source: dev, Target: checkoutDir + "/tree", Type: c.FSType, Flags: unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOSUID, Data: mount.ReadOnlyData(c.FSType)}
+	lower := mount.FS{Source: dev, Target: checkoutDir + "/tree", Type: c.Disk.FSType, Flags: unix.MS_RDONLY | unix.MS_NODEV | unix.MS_NOSUID, Data: mount.ReadOnlyData(c.Disk.FSType)}
 	if err := lower.Do(); err != nil {
 		return err
 	}

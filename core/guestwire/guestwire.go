@@ -164,7 +164,7 @@ type Mount struct {
 // Checkout is a disk with a work tree that appears at Target below a writable
 // layer of its own. What is root's on the disk is User's in the guest.
 type Checkout struct {
-	Disk
+	Disk   Disk   `json:"disk"`
 	Target string `json:"target"`
 	User   string `json:"user,omitempty"` // as in ExecRequest.User; "" = root
 	// Memory is the most that the layer may hold, in bytes of the guest's
