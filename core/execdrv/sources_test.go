@@ -1,0 +1,77 @@
+package execdrv_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"virtkit/core/execdrv"
+	"virtkit/core/fault"
+)
+
+func TestReadSources(t *testing.T) {
+	fetch := execdrv.Sources{Strategy: "fetch", Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1}
+	with := func(change func(*execdrv.Sources)) execdrv.Sources {
+		s := fetch
+		change(&s)
+		return s
+	}
+	for _, tt := range []struct {
+		vars string
+		want execdrv.Sources
+		err  string
+	}{
+		{"", fetch, ""},
+		{"GIT_STRATEGY= GIT_CLEAN_FLAGS=", fetch, ""},
+		{"GIT_STRATEGY=clone", with(func(s *execdrv.Sources) { s.Strategy = "clone" }), ""},
+		{"GIT_STRATEGY=empty", with(func(s *execdrv.Sources) { s.Strategy = "empty" }), ""},
+		{"GIT_STRATEGY=pull", fetch, "GIT_STRATEGY"},
+		{"GIT_CHECKOUT=false", with(func(s *execdrv.Sources) { s.Checkout = false }), ""},
+		{"GIT_CHECKOUT=maybe", fetch, "GIT_CHECKOUT"},
+		{"GIT_SUBMODULE_STRATEGY=none", fetch, ""},
+		{"GIT_SUBMODULE_STRATEGY=recursive", with(func(s *execdrv.Sources) { s.Submodules = true }), ""},
+		{"GIT_SUBMODULE_STRATEGY=all", fetch, "GIT_SUBMODULE_STRATEGY"},
+		{"GIT_CLEAN_FLAGS=none GIT_FETCH_EXTRA_FLAGS=none", with(func(s *execdrv.Sources) { s.CleanFlags, s.FetchFlags = nil, nil }), ""},
+		{"GIT_CLEAN_FLAGS=-ffd_-e_x GIT_FETCH_EXTRA_FLAGS=--no-tags", with(func(s *execdrv.Sources) {
+			s.CleanFlags, s.FetchFlags = []string{"-ffd", "-e", "x"}, []string{"--no-tags"}
+		}), ""},
+		{"GET_SOURCES_ATTEMPTS=3", with(func(s *execdrv.Sources) { s.Attempts = 3 }), ""},
+		{"GET_SOURCES_ATTEMPTS=0", fetch, "GET_SOURCES_ATTEMPTS"},
+	} {
+		var env []string
+		for _, v := range strings.Fields(tt.vars) {
+			env = append(env, "CUSTOM_ENV_"+strings.ReplaceAll(v, "_-", " -"))
+		}
+		for i := range env {
+			env[i] = strings.ReplaceAll(env[i], "e_x", "e x")
+		}
+		c := execdrv.ReadCall(env)
+		got, err := execdrv.ReadSources(&c, execdrv.Response{AllowFetch: true})
+		if tt.err != "" {
+			if fault.KindOf(err) != fault.JobFailed || !strings.HasPrefix(err.Error(), tt.err+" is ") {
+				t.Errorf("%s: %v", tt.vars, err)
+			}
+			continue
+		}
+		if d := cmp.Diff(tt.want, got); err != nil || d != "" {
+			t.Errorf("%s: %v\n%s", tt.vars, err, d)
+		}
+	}
+	c := execdrv.ReadCall(nil)
+	if s, err := execdrv.ReadSources(&c, execdrv.Response{}); err != nil || s.Strategy != "clone" {
+		t.Errorf("a job that may not fetch: %+v %v", s, err)
+	}
+}
+
+func TestEcho(t *testing.T) {
+	for in, want := range map[string]string{
+		"make":      "printf '%s\\n' '\x1b[32;1m$ make\x1b[0;m'\n",
+		"a\nb":      "printf '%s\\n' '\x1b[32;1m$ a # collapsed multi-line command\x1b[0;m'\n",
+		"echo 'x'%": "printf '%s\\n' '\x1b[32;1m$ echo '\\''x'\\''%\x1b[0;m'\n",
+	} {
+		if got := execdrv.Echo(in); got != want {
+			t.Errorf("Echo(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
