@@ -1,0 +1,400 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"virtkit/core/fleet/wire"
+	"virtkit/core/logx"
+)
+
+// session is one connection, from its dial to its end. Its loop is one
+// goroutine; what may block (reading the connection, reading the host) runs
+// beside it and hands over by channels.
+type session struct {
+	n       *Node
+	conn    Conn
+	version int
+	every   time.Duration
+	hubNow  func() int64 // Unix seconds by the hub's clock
+
+	acked    map[string]wire.Outcome // said in this session, by command
+	vms      []wire.Workload
+	omitted  int
+	report   []byte // as sent last
+	facts    []byte // inventory as sent last
+	reported bool
+}
+
+// readings are what one look at the host gave; nil = not looked at, or failed.
+type readings struct {
+	facts   *wire.Inventory
+	beat    *wire.Heartbeat
+	vms     []wire.Workload
+	omitted int
+	seen    bool // vms were read
+}
+
+// session dials, opens a session and keeps it until it ends. opened says
+// whether the hub welcomed the node.
+func (n *Node) session(ctx context.Context) (opened bool, err error) {
+	dialing, cancel := context.WithTimeout(ctx, 3*wire.HandshakeStep)
+	conn, err := n.Dialer.Dial(dialing)
+	cancel()
+	if err != nil {
+		return false, err
+	}
+	defer conn.CloseNow()
+	s := &session{n: n, conn: conn, acked: map[string]wire.Outcome{}}
+	if err := s.open(ctx); err != nil {
+		return false, err
+	}
+	n.setConnected(true)
+	n.Log.Info("session opened", "version", s.version, "heartbeat", s.every)
+	return true, s.keep(ctx)
+}
+
+func (s *session) read(ctx context.Context) (wire.Message, error) {
+	data, err := s.conn.Read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wire.Decode(wire.FromHub, s.version, data)
+}
+
+func (s *session) send(ctx context.Context, m wire.Message) error {
+	data, err := wire.Encode(s.version, m)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, max(wire.HandshakeStep, wire.MissedBeats*s.every))
+	defer cancel()
+	return s.conn.Write(ctx, data)
+}
+
+// step is one message of the handshake; refused is an error.
+func step[T wire.Message](ctx context.Context, s *session) (m T, err error) {
+	ctx, cancel := context.WithTimeout(ctx, wire.HandshakeStep)
+	defer cancel()
+	got, err := s.read(ctx)
+	if err != nil {
+		return m, err
+	}
+	if r, ok := got.(*wire.Refused); ok {
+		return m, Refused(s.n.enrollment.URL, r.Code, r.Message)
+	}
+	m, ok := got.(T)
+	if !ok {
+		return m, fmt.Errorf("%w: the hub sent %T, %T was to come", wire.ErrProtocol, got, m)
+	}
+	return m, nil
+}
+
+func (s *session) open(ctx context.Context) error {
+	n := s.n
+	hello := &wire.Hello{Node: n.enrollment.Node, Incarnation: n.incarnation, Versions: n.Versions, VK: n.VK}
+	if err := s.send(ctx, hello); err != nil {
+		return err
+	}
+	challenge, err := step[*wire.Challenge](ctx, s)
+	if err != nil {
+		return err
+	}
+	if v, ok := wire.Negotiate(n.Versions, challenge.Versions); !ok || v != challenge.Version {
+		return fmt.Errorf("%w: the hub picked version %d; it speaks %v, this node %v", wire.ErrProtocol, challenge.Version, challenge.Versions, n.Versions)
+	}
+	channel, err := s.conn.Channel()
+	if err != nil {
+		return err
+	}
+	payload, err := wire.AuthPayload(hello, challenge, channel)
+	if err != nil {
+		return err
+	}
+	if err := s.send(ctx, &wire.Auth{Signature: hex.EncodeToString(ed25519.Sign(n.enrollment.Key, payload))}); err != nil {
+		return err
+	}
+	s.version = challenge.Version
+	welcome, err := step[*wire.Welcome](ctx, s)
+	if err != nil {
+		return err
+	}
+	if welcome.Hub != "" && welcome.Hub != n.enrollment.Hub {
+		// Generations and commands count for one hub: nothing of this one may
+		// be applied to what was kept for the other.
+		return fmt.Errorf("%w: this is hub %s, the node is enrolled with hub %s", wire.ErrProtocol, welcome.Hub, n.enrollment.Hub)
+	}
+	s.every = wire.Clamp(welcome.HeartbeatSecs)
+	s.hubNow = func() int64 { return n.Now().Unix() }
+	if begin := time.Now(); welcome.Time > 0 {
+		s.hubNow = func() int64 { return welcome.Time + int64(time.Since(begin)/time.Second) }
+	}
+	return nil
+}
+
+// keep runs the session until it ends; it never returns nil but for ctx's end.
+func (s *session) keep(ctx context.Context) error {
+	n := s.n
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	inbox, broken := make(chan wire.Message), make(chan error, 1)
+	go func() {
+		for {
+			m, err := s.read(inner)
+			if err != nil {
+				broken <- err
+				return
+			}
+			select {
+			case inbox <- m:
+			case <-inner.Done():
+				return
+			}
+		}
+	}()
+	looks := make(chan readings, 1)
+	if err := s.start(inner, looks); err != nil {
+		return err
+	}
+	beat, facts := time.NewTicker(s.every), time.NewTicker(inventoryTime)
+	defer beat.Stop()
+	defer facts.Stop()
+	looking, wantFacts := true, false // start has begun a look
+	silence := time.NewTimer(wire.MissedBeats * s.every)
+	defer silence.Stop()
+	for {
+		// Taken before the report is made: a change in between is not missed.
+		stored := n.store.Changed()
+		_, seen := n.look()
+		if s.reported {
+			if err := s.tellChanges(inner); err != nil {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			s.conn.Close("the node stops")
+			return context.Cause(ctx)
+		case err := <-broken:
+			return err
+		case m := <-inbox:
+			silence.Reset(wire.MissedBeats * s.every)
+			if err := s.handle(inner, m); err != nil {
+				return err
+			}
+		case <-silence.C:
+			return errSilent
+		case <-stored:
+		case <-seen:
+		case <-facts.C:
+			wantFacts = true
+		case <-beat.C:
+			if !looking { // the last look is not over: its beat comes when it is
+				looking = true
+				go s.look(inner, looks, wantFacts)
+				wantFacts = false
+			}
+		case r := <-looks:
+			looking = false
+			if err := s.tell(inner, r); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// start sends what a session begins with: from version 2 the report and the
+// acks, from version 3 what is held. Inventory and the first heartbeat follow
+// when the host has been read.
+func (s *session) start(ctx context.Context, looks chan<- readings) error {
+	if s.version >= wire.VersionSteer {
+		reading, cancel := context.WithTimeout(ctx, wire.HandshakeStep)
+		s.readVMs(reading)
+		cancel()
+		s.reported = true
+		if err := s.tellReport(ctx); err != nil {
+			return err
+		}
+		if err := s.tellAcks(ctx); err != nil {
+			return err
+		}
+	}
+	if s.version >= wire.VersionJobs {
+		if err := s.send(ctx, &wire.Held{Reservations: wire.IDs{}, Jobs: wire.IDs{}}); err != nil {
+			return err
+		}
+	}
+	go s.look(ctx, looks, true)
+	return nil
+}
+
+func (s *session) readVMs(ctx context.Context) {
+	list, omitted, err := s.n.Host.Workloads(ctx)
+	if err != nil {
+		s.n.Log.Warn("the VMs cannot be listed", logx.Err, err)
+		return
+	}
+	s.vms, s.omitted = list, omitted
+}
+
+// look reads the host. It runs beside the session, since a disk that hangs must
+// not keep commands from being read.
+func (s *session) look(ctx context.Context, to chan<- readings, facts bool) {
+	var r readings
+	var err error
+	n := s.n
+	if facts {
+		if r.facts, err = n.Host.Inventory(ctx); err != nil {
+			n.Log.Warn("the inventory is not whole", logx.Err, err)
+		}
+	}
+	if r.beat, err = n.Host.Heartbeat(ctx); err != nil {
+		n.Log.Warn("the readings are not whole", logx.Err, err)
+	}
+	if r.vms, r.omitted, err = n.Host.Workloads(ctx); err != nil {
+		n.Log.Warn("the VMs cannot be listed", logx.Err, err)
+	}
+	r.seen = err == nil
+	select {
+	case to <- r:
+	case <-ctx.Done():
+	}
+}
+
+// tell sends what a look gave: facts that changed, the heartbeat, and with it
+// the report when the VMs changed.
+func (s *session) tell(ctx context.Context, r readings) error {
+	if r.facts != nil {
+		b, err := json.Marshal(r.facts)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(b, s.facts) {
+			if err := s.send(ctx, r.facts); err != nil {
+				return err
+			}
+			s.facts = b
+		}
+	}
+	if r.beat != nil {
+		r.beat.Clock = s.n.Now().Unix()
+		if err := s.send(ctx, r.beat); err != nil {
+			return err
+		}
+	}
+	if r.seen {
+		s.vms, s.omitted = r.vms, r.omitted
+		s.reported = true
+		return s.tellReport(ctx)
+	}
+	return nil
+}
+
+// tellChanges sends what is not said yet: outcomes, then the state.
+func (s *session) tellChanges(ctx context.Context) error {
+	if s.version < wire.VersionSteer {
+		return nil
+	}
+	if err := s.tellAcks(ctx); err != nil {
+		return err
+	}
+	return s.tellReport(ctx)
+}
+
+// tellReport sends the report unless it was said as it is.
+func (s *session) tellReport(ctx context.Context) error {
+	r := &wire.Report{Workloads: s.vms, Omitted: s.omitted}
+	if r.Workloads == nil {
+		r.Workloads = []wire.Workload{}
+	}
+	if s.version >= wire.VersionSteer {
+		r.State = s.n.state()
+	}
+	b, err := wire.Encode(s.version, r)
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(b, s.report) {
+		return nil
+	}
+	if err := s.send(ctx, r); err != nil {
+		return err
+	}
+	s.report = b
+	return nil
+}
+
+// tellAcks sends each outcome that the hub has not recorded and that this
+// session has not said.
+func (s *session) tellAcks(ctx context.Context) error {
+	for _, a := range s.n.store.State().Unrecorded() {
+		if s.acked[a.Command] == a.Outcome {
+			continue
+		}
+		if err := s.ack(ctx, a); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *session) ack(ctx context.Context, a *wire.Ack) error {
+	if err := s.send(ctx, a); err != nil {
+		return err
+	}
+	s.acked[a.Command] = a.Outcome
+	return nil
+}
+
+// handle does what a message of the hub asks. An error ends the session.
+func (s *session) handle(ctx context.Context, m wire.Message) error {
+	n := s.n
+	switch m := m.(type) {
+	case *wire.Ping:
+	case *wire.Closing:
+		return Refused(n.enrollment.URL, m.Code, m.Message)
+	case *wire.Refused:
+		return Refused(n.enrollment.URL, m.Code, m.Message)
+	case *wire.Desired:
+		changed, err := n.store.Apply(m)
+		if err != nil {
+			return err
+		}
+		if changed {
+			n.Log.Info("desired state applied", "generation", m.Generation, "ceiling", m.Policy.Ceiling, "stop", m.Policy.Stop)
+		} else if c := n.store.Conflict(); c != "" {
+			n.Log.Warn("desired state ignored: it conflicts with what this node has applied", logx.Err, c)
+		}
+	case *wire.Command:
+		ack, err := n.store.Receive(m, s.hubNow())
+		if err != nil {
+			return err // unanswered: it comes again in the next session
+		}
+		n.Log.Info("command", "command", m.ID, "op", string(m.Op), "outcome", string(ack.Outcome), "message", ack.Message)
+		return s.ack(ctx, ack)
+	case *wire.Recorded:
+		return n.store.Recorded(m, s.hubNow())
+	case *wire.Offer:
+		return s.send(ctx, &wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "refused", Reason: "policy", Message: noJobs}})
+	case *wire.Renew:
+		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
+	case *wire.GiveBack:
+		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
+	case *wire.Start:
+		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "refused", Reason: "policy", Message: noJobs}})
+	case *wire.Cancel:
+		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "finished", Message: "this node does not have the job"}})
+	case *wire.OutputAck, *wire.JobRecorded:
+	default:
+		return errors.Join(wire.ErrProtocol, fmt.Errorf("a %T after the handshake", m))
+	}
+	return nil
+}
+
+const noJobs = "this vk does not carry out placed jobs yet"
