@@ -201,6 +201,7 @@ func (r *Runner) SetAcquire(take bool) {
 		r.status.Unsupported = []string{"the runner may still take jobs"}
 		r.mu.Unlock()
 		r.set(wire.Stopped)
+	case !take && was && now == wire.Stopped:
 	case !take && was && r.Kind == wire.RunnerManaged && !r.Quick:
 		r.set(wire.Quitting)
 	case !take && was:
