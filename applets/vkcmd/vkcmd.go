@@ -63,7 +63,7 @@ func Command(env appenv.Env) *cli.Command {
 			newRun(a), newExec(a), newList(a), newLogs(a), newStop(a), newReboot(a), newPublish(a),
 			newImages(a), newPull(a), newImage(a), newKernel(a), newGC(a),
 			newEgress(a), newEgressReport(a), newAtop(a), newTune(a),
-			newGitlabCmd(a), newCheck(a), newConfig(a), newVersion(a), newCompletion(a), newSupervise(a),
+			newNode(a), newGitlabCmd(a), newCheck(a), newConfig(a), newVersion(a), newCompletion(a), newSupervise(a),
 		},
 	}
 	interruptible(root)
