@@ -121,6 +121,7 @@ func TestJournal(t *testing.T) {
 		t.Errorf("unrecorded: %v", got)
 	}
 	record(t, s, c.ID, wire.Done, 2005)
+	record(t, s, c.ID, wire.Accepted, 2006) // said late, of the outcome before
 	if got := openStore(t, dir).State().Unrecorded(); len(got) != 1 || got[0].Command != u.ID {
 		t.Errorf("unrecorded: %v", got)
 	}
