@@ -285,8 +285,8 @@ func (n *Node) look() (seen, <-chan struct{}) {
 }
 
 // state is the report's part about the node itself.
-func (n *Node) state() *wire.State {
-	st, conflict := n.store.State(), n.store.Conflict()
+func (n *Node) state(st State) *wire.State {
+	conflict := n.store.Conflict()
 	s, _ := n.look()
 	out := &wire.State{
 		Node: st.Node, Applied: st.Applied, Acquisition: s.status.Acquisition, Runner: n.Runner.Mode(), LastCommand: st.LastCommand,

@@ -75,8 +75,14 @@ func (s *session) send(ctx context.Context, m wire.Message) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, max(wire.HandshakeStep, wire.MissedBeats*s.every))
 	defer cancel()
-	return s.conn.Write(ctx, data)
+	if err := s.conn.Write(ctx, data); err != nil {
+		return fmt.Errorf("%w: %w", errWrite, err)
+	}
+	return nil
 }
+
+// errWrite is in the chain of what a broken connection does to a send.
+var errWrite = errors.New("sending to the hub")
 
 // step is one message of the handshake; refused is an error.
 func step[T wire.Message](ctx context.Context, s *session) (m T, err error) {
@@ -86,8 +92,8 @@ func step[T wire.Message](ctx context.Context, s *session) (m T, err error) {
 	if err != nil {
 		return m, err
 	}
-	if r, ok := got.(*wire.Refused); ok {
-		return m, Refused(s.n.enrollment.URL, r.Code, r.Message)
+	if err := s.ended(got); err != nil {
+		return m, err
 	}
 	m, ok := got.(T)
 	if !ok {
@@ -138,9 +144,23 @@ func (s *session) open(ctx context.Context) error {
 	return nil
 }
 
-// keep runs the session until it ends; it never returns nil but for ctx's end.
+// ended is the error of a message by which the hub ends it.
+func (s *session) ended(m wire.Message) error {
+	switch m := m.(type) {
+	case *wire.Refused:
+		return Refused(s.n.enrollment.URL, m.Code, m.Message)
+	case *wire.Closing:
+		return Refused(s.n.enrollment.URL, m.Code, m.Message)
+	}
+	return nil
+}
+
+// lastWord is how long a connection that cannot be written any more is read
+// for why the hub ended it.
+const lastWord = time.Second
+
+// keep runs the session until it ends; the error says why, and is never nil.
 func (s *session) keep(ctx context.Context) error {
-	n := s.n
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	inbox, broken := make(chan wire.Message), make(chan error, 1)
@@ -158,6 +178,30 @@ func (s *session) keep(ctx context.Context) error {
 			}
 		}
 	}()
+	err := s.loop(ctx, inner, inbox, broken)
+	if ctx.Err() != nil || !errors.Is(err, errWrite) {
+		return err
+	}
+	// A hub that said why and closed: what was being written met the close
+	// before the word was read.
+	wait := time.After(lastWord)
+	for {
+		select {
+		case m := <-inbox:
+			if why := s.ended(m); why != nil {
+				return why
+			}
+		case <-broken:
+			return err
+		case <-wait:
+			return err
+		}
+	}
+}
+
+// loop is the session's one goroutine.
+func (s *session) loop(ctx, inner context.Context, inbox <-chan wire.Message, broken <-chan error) error {
+	n := s.n
 	looks := make(chan readings, 1)
 	if err := s.start(inner, looks); err != nil {
 		return err
@@ -218,10 +262,11 @@ func (s *session) start(ctx context.Context, looks chan<- readings) error {
 		s.readVMs(reading)
 		cancel()
 		s.reported = true
-		if err := s.tellReport(ctx); err != nil {
+		st := s.n.store.State()
+		if err := s.tellReport(ctx, st); err != nil {
 			return err
 		}
-		if err := s.tellAcks(ctx); err != nil {
+		if err := s.tellAcks(ctx, st); err != nil {
 			return err
 		}
 	}
@@ -291,30 +336,35 @@ func (s *session) tell(ctx context.Context, r readings) error {
 	if r.seen {
 		s.vms, s.omitted = r.vms, r.omitted
 		s.reported = true
-		return s.tellReport(ctx)
+		if err := s.tellChanges(ctx); err != nil || s.version >= wire.VersionSteer {
+			return err
+		}
+		return s.tellReport(ctx, s.n.store.State())
 	}
 	return nil
 }
 
-// tellChanges sends what is not said yet: outcomes, then the state.
+// tellChanges sends what is not said yet: outcomes, then the state that they
+// led to, both of one moment.
 func (s *session) tellChanges(ctx context.Context) error {
 	if s.version < wire.VersionSteer {
 		return nil
 	}
-	if err := s.tellAcks(ctx); err != nil {
+	st := s.n.store.State()
+	if err := s.tellAcks(ctx, st); err != nil {
 		return err
 	}
-	return s.tellReport(ctx)
+	return s.tellReport(ctx, st)
 }
 
 // tellReport sends the report unless it was said as it is.
-func (s *session) tellReport(ctx context.Context) error {
+func (s *session) tellReport(ctx context.Context, st State) error {
 	r := &wire.Report{Workloads: s.vms, Omitted: s.omitted}
 	if r.Workloads == nil {
 		r.Workloads = []wire.Workload{}
 	}
 	if s.version >= wire.VersionSteer {
-		r.State = s.n.state()
+		r.State = s.n.state(st)
 	}
 	b, err := wire.Encode(s.version, r)
 	if err != nil {
@@ -332,8 +382,8 @@ func (s *session) tellReport(ctx context.Context) error {
 
 // tellAcks sends each outcome that the hub has not recorded and that this
 // session has not said.
-func (s *session) tellAcks(ctx context.Context) error {
-	for _, a := range s.n.store.State().Unrecorded() {
+func (s *session) tellAcks(ctx context.Context, st State) error {
+	for _, a := range st.Unrecorded() {
 		if s.acked[a.Command] == a.Outcome {
 			continue
 		}
@@ -355,12 +405,11 @@ func (s *session) ack(ctx context.Context, a *wire.Ack) error {
 // handle does what a message of the hub asks. An error ends the session.
 func (s *session) handle(ctx context.Context, m wire.Message) error {
 	n := s.n
+	if err := s.ended(m); err != nil {
+		return err
+	}
 	switch m := m.(type) {
 	case *wire.Ping:
-	case *wire.Closing:
-		return Refused(n.enrollment.URL, m.Code, m.Message)
-	case *wire.Refused:
-		return Refused(n.enrollment.URL, m.Code, m.Message)
 	case *wire.Desired:
 		changed, err := n.store.Apply(m)
 		if err != nil {

@@ -270,7 +270,7 @@ func (h *Hub) Dial(ctx context.Context) (node.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Link{hub: h, toNode: make(chan []byte, 64), toHub: make(chan []byte, 64), closed: make(chan struct{})}
+	l := &Link{hub: h, toNode: make(chan []byte, 64), toHub: make(chan []byte, 64), closed: make(chan struct{}), deaf: make(chan struct{}), slow: make(chan []byte), failed: make(chan struct{})}
 	select {
 	case h.conns <- l:
 		return (*nodeEnd)(l), nil
@@ -301,7 +301,11 @@ type Link struct {
 	toNode  chan []byte
 	toHub   chan []byte
 	closed  chan struct{}
+	deaf    chan struct{} // closed: writes fail
+	slow    chan []byte   // taken by a read once a write has failed
+	failed  chan struct{} // closed at the first write that failed
 	once    sync.Once
+	once2   sync.Once
 	Reason  string // that the node closed with
 }
 
@@ -351,6 +355,22 @@ func (l *Link) Raw(text string) {
 
 // Cut ends the connection as a lost network does.
 func (l *Link) Cut() { l.once.Do(func() { close(l.closed) }) }
+
+// SayAndCut sends a message that is read only after a write has failed: nothing
+// can be written any more, and what was said is still to be read.
+func (l *Link) SayAndCut(m wire.Message) {
+	l.t.Helper()
+	b, err := wire.Encode(max(l.Version, 1), m)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	close(l.deaf)
+	select {
+	case l.slow <- b:
+	case <-l.closed:
+	}
+	<-l.closed
+}
 
 // Closed is closed once the connection has ended.
 func (l *Link) Closed() <-chan struct{} { return l.closed }
@@ -435,6 +455,13 @@ func (c *nodeEnd) Read(ctx context.Context) ([]byte, error) {
 	select {
 	case b := <-c.toNode:
 		return b, nil
+	case <-c.failed:
+		select {
+		case b := <-c.slow:
+			return b, nil
+		case <-c.closed:
+			return nil, io.EOF
+		}
 	case <-c.closed:
 		return nil, io.EOF
 	case <-ctx.Done():
@@ -446,6 +473,9 @@ func (c *nodeEnd) Write(ctx context.Context, b []byte) error {
 	select {
 	case <-c.closed:
 		return errors.New("the connection is closed")
+	case <-c.deaf:
+		c.once2.Do(func() { close(c.failed) })
+		return errors.New("broken pipe")
 	default:
 	}
 	select {
