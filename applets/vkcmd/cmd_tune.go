@@ -16,7 +16,6 @@ import (
 	"virtkit/applets/internal/wire"
 	"virtkit/core/admit"
 	"virtkit/core/fault"
-	"virtkit/core/fleet/node"
 	"virtkit/core/fsx"
 	"virtkit/core/tune"
 )
@@ -61,12 +60,6 @@ func (a *app) tune(ctx context.Context, h *wire.Host, meminfo string) error {
 	if err != nil {
 		return err
 	}
-	// A node that is down holds to what its hub asked last.
-	asked, err := node.LastPolicy(h.StateDir)
-	if err != nil {
-		return err
-	}
-	in.Ceilings = append(in.Ceilings, asked.Ceiling)
 	d, ok := tune.Decide(in)
 	if !ok {
 		return fault.New(fault.Usage, "there is nothing to decide by: neither mem_budget nor max_concurrency is set").

@@ -121,16 +121,6 @@ func readState(path string) (State, error) {
 	return st, nil
 }
 
-// LastPolicy is the policy that the node of a state dir last applied, for
-// programs that act while no node runs. A host that is not a node has none.
-func LastPolicy(stateDir string) (wire.Policy, error) {
-	st, err := readState(filepath.Join(stateDir, Dir, StateFile))
-	if err != nil || st.Applied == nil {
-		return wire.Policy{}, err
-	}
-	return st.Applied.Policy, nil
-}
-
 func (s *Store) write(st State) error {
 	b, err := json.MarshalIndent(st, "", "\t")
 	if err != nil {

@@ -73,16 +73,6 @@ func TestGenerations(t *testing.T) {
 			t.Errorf("applied %+v", st.Applied)
 		}
 	}
-	stateDir := t.TempDir()
-	if p, err := node.LastPolicy(stateDir); err != nil || p != (wire.Policy{}) {
-		t.Errorf("a host that is no node: %+v, %v", p, err)
-	}
-	if err := os.Rename(dir, filepath.Join(stateDir, node.Dir)); err != nil {
-		t.Fatal(err)
-	}
-	if p, err := node.LastPolicy(stateDir); err != nil || p.Ceiling != 3 {
-		t.Errorf("the last policy is %+v, %v", p, err)
-	}
 }
 
 // TestJournal: one command, one effect, one outcome, however often it comes.
