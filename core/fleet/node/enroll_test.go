@@ -221,7 +221,7 @@ func TestJoinRefused(t *testing.T) {
 		"no TLS there":  {with(func(o *node.JoinOptions) { o.Hub = strings.Replace(plain.URL, "http:", "https:", 1) }), nil, "enrolling with", "", fault.Unavailable},
 		"not a hub":     {with(func(o *node.JoinOptions) { o.Hub = plain.URL }), nil, "HTTP 404", "", fault.Unavailable},
 		"bad token":     {with(func(o *node.JoinOptions) { o.Token = "GEHEIM" }), nil, "not 64 lowercase hex", "vk-hub token create", fault.Usage},
-		"redirect":      {o, says(func(w http.ResponseWriter) { w.Header().Set("Location", other.URL); w.WriteHeader(307) }), "redirect", "itself listens", fault.Denied},
+		"redirect":      {o, says(func(w http.ResponseWriter) { w.Header().Set("Location", other.URL); w.WriteHeader(303) }), "redirect", "itself listens", fault.Denied},
 		"nonsense":      {o, says(func(w http.ResponseWriter) { io.WriteString(w, "{}") }), "does not answer as a hub", "", fault.Unavailable},
 		"invalid":       {o, code(wire.TokenInvalid), "did not give out this token", "token create", fault.Denied},
 		"used":          {o, code(wire.TokenUsed), "used already", "token create", fault.Denied},
