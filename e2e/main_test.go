@@ -31,6 +31,8 @@ host_loopback = [8929]
 
 [vmm]
 disk = "2G"
+# A guest that comes up late on a busy host is no failure of what is tried.
+boot_timeout_secs = 360
 
 [executor]
 services_timeout_secs = 5

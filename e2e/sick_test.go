@@ -99,7 +99,7 @@ func failedPrepare(t *testing.T, s *runnerside.Session) (runnerside.Result, stri
 func TestAgentNeverAnswers(t *testing.T) {
 	h := guests(t)
 	limit := seconds("VK_BOOT_LIMIT", 20)
-	d := variant(t, h, strings.Replace(config, "[vmm]\n", fmt.Sprintf("[vmm]\nboot_timeout_secs = %d\n", limit), 1), "VIRTKIT_AGENT="+sickAgent(t, h, "silent"))
+	d := variant(t, h, strings.Replace(config, "boot_timeout_secs = 360", fmt.Sprintf("boot_timeout_secs = %d", limit), 1), "VIRTKIT_AGENT="+sickAgent(t, h, "silent"))
 	d.BuildFailure, d.SystemFailure = 41, 42
 	s := plainJob(t, d, map[string]string{"MICROVM_IMAGE": busybox(t, h)}, nil)
 	res, said := failedPrepare(t, s)
