@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -27,7 +28,7 @@ func newNode(a *app) *cli.Command {
 		Usage: "make this host a node of a fleet, and be one",
 		Description: "A node keeps a session with its hub, applies what the hub asks within what this\n" +
 			"host's configuration allows, and reports what it sees. docs/fleet.md tells more.",
-		Commands: []*cli.Command{newNodeJoin(a), newNodeRun(a)},
+		Commands: []*cli.Command{newNodeJoin(a), newNodeRun(a), newNodeService(a), newNodeRunnerExec(a)},
 	}
 }
 
@@ -38,6 +39,9 @@ type joinOptions struct {
 	tokenFile string
 	ca        string
 	replace   bool
+	user      string
+	service   bool
+	ignoreCI  bool
 }
 
 func newNodeJoin(a *app) *cli.Command {
@@ -56,6 +60,9 @@ func newNodeJoin(a *app) *cli.Command {
 			cliutil.String(&o.tokenFile, "token-file", "FILE", "read the token from a file"),
 			cliutil.String(&o.ca, "ca", "FILE", "verify the hub against these certificates (PEM) alone"),
 			cliutil.Bool(&o.replace, "replace", "enroll a host that is enrolled already, as a new node"),
+			cliutil.String(&o.user, "user", "NAME", "as root: set the host up for this user, created when missing, and enroll as it"),
+			cliutil.Bool(&o.service, "service", "stop a running vk-node.service first; once enrolled, install and start it"),
+			cliutil.Bool(&o.ignoreCI, "ignore-ci-user", "go on when the host's CI jobs run as another user"),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			o.hub = c.Args().First()
@@ -91,6 +98,27 @@ func (a *app) nodeJoin(ctx context.Context, o joinOptions) error {
 	if err := a.gateFails(ctx, h); err != nil {
 		return err
 	}
+	j := a.hostJoinOf(o.user, o.service, o.ignoreCI)
+	j.enroll = func(ctx context.Context) error { return a.enroll(ctx, h, o, token, ca) }
+	j.token, j.as = token, []string{"node", "join", o.hub, "--token", "-"}
+	if o.ca != "" {
+		file, err := filepath.Abs(o.ca)
+		if err != nil {
+			return err
+		}
+		j.as = append(j.as, "--ca", file)
+	}
+	if o.replace {
+		j.as = append(j.as, "--replace")
+	}
+	if o.ignoreCI {
+		j.as = append(j.as, "--ignore-ci-user")
+	}
+	return a.joinHost(ctx, h, j)
+}
+
+// enroll enrolls this host as who asks.
+func (a *app) enroll(ctx context.Context, h *wire.Host, o joinOptions, token string, ca []byte) error {
 	name, err := os.Hostname()
 	if err != nil {
 		return fmt.Errorf("asking for the hostname: %w", err)
@@ -166,6 +194,7 @@ func (a *app) gateFails(ctx context.Context, h *wire.Host) error {
 }
 
 func newNodeRun(a *app) *cli.Command {
+	var metrics string
 	return cliutil.Exits(&cli.Command{
 		Name:  "run",
 		Usage: "be a node, in the foreground",
@@ -173,19 +202,22 @@ func newNodeRun(a *app) *cli.Command {
 			"runs; a hub that cannot be reached is dialed again, and changes nothing meanwhile.\n" +
 			"A first SIGTERM or SIGINT ends the session and waits for the jobs of a runner that\n" +
 			"the node runs; a second one ends that runner with its jobs; a third ends at once.",
+		Flags: []cli.Flag{
+			cliutil.String(&metrics, "metrics", "ADDR", "serve metrics for Prometheus at http://ADDR/metrics, such as 127.0.0.1:9469"),
+		},
 		Action: func(ctx context.Context, _ *cli.Command) error {
-			return a.nodeRun(ctx)
+			return a.nodeRun(ctx, metrics)
 		},
 	}, cliutil.Status{Code: "75", Means: "another vk node holds the state directory"})
 }
 
-func (a *app) nodeRun(ctx context.Context) error {
+func (a *app) nodeRun(ctx context.Context, metrics string) error {
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
 	log := a.daemonLog()
-	parts, err := a.nodeParts(ctx, h, log)
+	parts, err := a.nodeParts(ctx, h, log, metrics)
 	if err != nil {
 		return err
 	}

@@ -1,14 +1,11 @@
 package vkcmd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -56,10 +53,16 @@ func (a *app) tune(ctx context.Context, h *wire.Host, meminfo string) error {
 		}
 		defer l.Close()
 	}
-	in, err := a.tuneInput(ctx, h, meminfo)
+	in, err := h.TuneInput(ctx, meminfo, a.warn)
 	if err != nil {
 		return err
 	}
+	// A node that is down holds to what its hub asked last.
+	hub, err := nodeCeiling(h.StateDir)
+	if err != nil {
+		return err
+	}
+	in.Ceilings = append(in.Ceilings, hub)
 	d, ok := tune.Decide(in)
 	if !ok {
 		return fault.New(fault.Usage, "there is nothing to decide by: neither mem_budget nor max_concurrency is set").
@@ -79,67 +82,4 @@ func (a *app) tune(ctx context.Context, h *wire.Host, meminfo string) error {
 		}
 	}
 	return nil
-}
-
-func (a *app) tuneInput(ctx context.Context, h *wire.Host, meminfo string) (in tune.Input, err error) {
-	if in.Budget, err = h.Budget(); err != nil {
-		return in, err
-	}
-	hub, err := nodeCeiling(h.StateDir)
-	if err != nil {
-		return in, err
-	}
-	in.Ceilings = []int{h.Conf.Executor.Schedule.MaxConcurrency, hub}
-	total, terr := admit.HostMemory(meminfo, "MemTotal")
-	available, aerr := admit.HostMemory(meminfo, "MemAvailable")
-	if terr == nil && aerr == nil {
-		in.Total, in.Available = total>>20, available>>20
-	}
-	gate, err := h.Gate()
-	if err != nil {
-		return in, err
-	}
-	claims, problems, err := gate.Claims(ctx)
-	if err != nil {
-		return in, err
-	}
-	for _, p := range problems {
-		a.warn("%v", p)
-	}
-	var held []int64
-	for _, c := range claims {
-		in.Committed += c.Granted.MemMiB
-		if !c.Waiting {
-			in.Running++
-			held = append(held, c.Granted.MemMiB)
-		}
-	}
-	in.Typical = cmp.Or(tune.Typical(a.reserved(h)), tune.Typical(held), int64(h.Conf.Executor.VM.Mem>>20))
-	if n, _, err := tune.ReadDesired(filepath.Join(h.StateDir, tune.DesiredFile)); err == nil {
-		in.Last = n
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		a.warn("the number that was written last is not known: %v", err)
-	}
-	return in, nil
-}
-
-// reserved is what the next run of each job that this host remembers would
-// reserve, in MiB. A history that cannot be read is none.
-func (a *app) reserved(h *wire.Host) (out []int64) {
-	names, err := h.History.Projects("")
-	if err != nil {
-		a.warn("%v", err)
-	}
-	for _, n := range names {
-		p, _, err := h.History.Project(n)
-		if err != nil {
-			continue
-		}
-		for _, j := range p.Report(time.Now(), h.Conf.Executor.Schedule.FromHistory, 0).Jobs {
-			if j.ReservesMiB > 0 {
-				out = append(out, j.ReservesMiB)
-			}
-		}
-	}
-	return out
 }

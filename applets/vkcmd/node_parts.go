@@ -4,138 +4,64 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"os"
-	"runtime"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"virtkit/applets/internal/wire"
-	"virtkit/core/admit"
 	"virtkit/core/fault"
-	"virtkit/core/fleet/node"
 	fleet "virtkit/core/fleet/wire"
-	"virtkit/core/version"
-	"virtkit/ledger"
+	"virtkit/core/logx"
 )
 
-// nodeParts makes the host and the runner of a node. A host that runs a
-// gitlab-runner of its own is refused until core/fleet/nodehost is wired.
-func (a *app) nodeParts(ctx context.Context, h *wire.Host, _ *slog.Logger) (nodeParts, error) {
-	if m := h.Conf.Node.Runner; m != "" && m != string(fleet.RunnerNone) {
-		return nodeParts{}, fault.Newf(fault.Usage, "[node] runner = %q is not supported by this build", m).Hint(`set [node] runner = "none"`)
+// nodeParts makes the host and the runner of a node. metrics is the address that
+// its metrics are served at; "" = nowhere.
+func (a *app) nodeParts(ctx context.Context, h *wire.Host, log *slog.Logger, metrics string) (nodeParts, error) {
+	o := wire.NodeOptions{Log: log, Checks: func(ctx context.Context) []fleet.Check {
+		var out []fleet.Check
+		for _, f := range a.gateChecks(ctx, h) {
+			out = append(out, fleet.Check{Name: f.Name, OK: f.Verdict != checkFail, Text: f.Text})
+		}
+		return out
+	}}
+	var reg *prometheus.Registry
+	if metrics != "" {
+		reg = prometheus.NewRegistry()
+		reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.Registry = reg
 	}
-	host := &ledgerHost{h: h}
-	for _, f := range a.gateChecks(ctx, h) {
-		host.checks = append(host.checks, fleet.Check{Name: f.Name, OK: f.Verdict != checkFail, Text: f.Text})
-	}
-	return nodeParts{host: host, runner: newNoRunner()}, nil
-}
-
-// ledgerHost is a node.Host that knows what this host's ledger holds.
-type ledgerHost struct {
-	h      *wire.Host
-	checks []fleet.Check
-}
-
-// Inventory is node.Host's.
-func (l *ledgerHost) Inventory(context.Context) (*fleet.Inventory, error) {
-	name, err := os.Hostname()
+	n, err := h.Node(ctx, o)
 	if err != nil {
-		return nil, err
+		return nodeParts{}, err
 	}
-	total, err := admit.HostMemory(admit.MemInfo, "MemTotal")
-	return &fleet.Inventory{Hostname: name, CPUs: runtime.NumCPU(), RAM: total, VK: version.Version, Labels: l.h.Conf.Node.Labels, Checks: l.checks}, err
-}
-
-// Heartbeat is node.Host's.
-func (l *ledgerHost) Heartbeat(ctx context.Context) (*fleet.Heartbeat, error) {
-	claims, err := l.claims(ctx)
-	if err != nil {
-		return nil, err
-	}
-	b := &fleet.Heartbeat{}
-	for _, c := range claims {
-		b.Admission.Committed += c.Granted.MemMiB << 20
-		if c.Waiting {
-			b.Admission.Waiting++
-		} else {
-			b.Admission.Running++
+	if reg != nil {
+		if err := serveMetrics(ctx, reg, metrics, log); err != nil {
+			return nodeParts{}, err
 		}
 	}
-	budget, err := l.h.Budget()
-	b.Admission.Budget = budget << 20
-	if free, ferr := admit.HostMemory(admit.MemInfo, "MemAvailable"); ferr == nil {
-		b.MemAvailable = free
-	}
-	return b, err
+	log.Info("runner", "mode", string(n.Detection.Mode), "why", n.Detection.Why)
+	return nodeParts{host: n.Host, runner: n.Runner, warnings: n.Warnings}, nil
 }
 
-func (l *ledgerHost) claims(ctx context.Context) ([]ledger.ClaimInfo, error) {
-	gate, err := l.h.Gate()
+// serveMetrics serves a registry at http://ADDR/metrics until ctx ends.
+func serveMetrics(ctx context.Context, reg *prometheus.Registry, addr string, log *slog.Logger) error {
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return nil, err
+		return fault.Newf(fault.Usage, "--metrics %s cannot be listened at", addr).Because(err).Hint("give an address of this host and a free port, such as 127.0.0.1:9469")
 	}
-	claims, problems, err := gate.Claims(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if len(problems) > 0 {
-		return nil, fmt.Errorf("reading the admission ledger: %w", problems[0])
-	}
-	return claims, nil
-}
-
-// Workloads is node.Host's.
-func (l *ledgerHost) Workloads(context.Context) ([]fleet.Workload, int, error) { return nil, 0, nil }
-
-// Drain is node.Host's.
-func (l *ledgerHost) Drain(ctx context.Context) (fleet.Drain, error) {
-	d := fleet.Drain{RunnerExited: true}
-	claims, err := l.claims(ctx)
-	if err != nil {
-		return d, err
-	}
-	jobs, problems, err := l.h.Jobs.List(ctx)
-	if err != nil {
-		return d, err
-	}
-	if len(problems) > 0 {
-		return d, problems[0]
-	}
-	for _, j := range jobs {
-		if j.Kind == "gitlab" && j.Live() {
-			d.Jobs++
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
+	s := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute}
+	context.AfterFunc(ctx, func() { s.Close() })
+	go func() {
+		if err := s.Serve(l); err != nil && ctx.Err() == nil {
+			log.Error("serving metrics", logx.Err, err)
 		}
-	}
-	d.AdmissionIdle = len(claims) == 0
-	return d, nil
-}
-
-// Concurrency is node.Host's: there is no runner whose number could be set.
-func (l *ledgerHost) Concurrency(_ context.Context, hubCeiling int, _ bool) fleet.Concurrency {
-	return fleet.Concurrency{HubCeiling: hubCeiling, LocalCeiling: l.h.Conf.Executor.Schedule.MaxConcurrency}
-}
-
-// noRunner is the node.Runner of a host without one.
-type noRunner struct {
-	changed chan struct{}
-	status  chan node.RunnerStatus // holds the one that is current
-}
-
-func newNoRunner() *noRunner {
-	r := &noRunner{changed: make(chan struct{}, 1), status: make(chan node.RunnerStatus, 1)}
-	r.status <- node.RunnerStatus{Acquisition: fleet.Stopped}
-	return r
-}
-
-func (r *noRunner) Mode() fleet.RunnerMode        { return fleet.RunnerNone }
-func (r *noRunner) Run(ctx context.Context) error { <-ctx.Done(); return nil }
-func (r *noRunner) Changed() <-chan struct{}      { return r.changed }
-func (r *noRunner) Abandon()                      {}
-func (r *noRunner) Status() node.RunnerStatus     { s := <-r.status; r.status <- s; return s }
-func (r *noRunner) SetAcquire(take bool) {
-	s := <-r.status
-	s.Acquisition = fleet.Stopped
-	if take {
-		s.Acquisition = fleet.Taking
-	}
-	r.status <- s
+	}()
+	log.Info("metrics", "url", fmt.Sprintf("http://%s/metrics", l.Addr()))
+	return nil
 }

@@ -163,7 +163,7 @@ func (a *abandons) Abandon() { close(a.called) }
 // TestNodeNotEnrolled: vk node run says what is missing, and what to do.
 func TestNodeNotEnrolled(t *testing.T) {
 	a, _, _, _ := nodeApp(t, "")
-	if err := a.nodeRun(t.Context()); fault.KindOf(err) != fault.NotFound || !strings.Contains(fault.HintOf(err), "vk node join") {
+	if err := a.nodeRun(t.Context(), ""); fault.KindOf(err) != fault.NotFound || !strings.Contains(fault.HintOf(err), "vk node join") {
 		t.Errorf("%v", err)
 	}
 }

@@ -62,7 +62,7 @@ func Command(env appenv.Env) *cli.Command {
 		Commands: []*cli.Command{
 			newRun(a), newExec(a), newList(a), newLogs(a), newStop(a), newReboot(a), newPublish(a),
 			newImages(a), newPull(a), newImage(a), newKernel(a), newGC(a),
-			newEgress(a), newEgressReport(a), newAtop(a), newTune(a),
+			newEgress(a), newEgressReport(a), newAtop(a), newTune(a), newWorkloads(a),
 			newNode(a), newGitlabCmd(a), newCheck(a), newConfig(a), newVersion(a), newCompletion(a), newSupervise(a),
 		},
 	}

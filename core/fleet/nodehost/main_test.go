@@ -25,14 +25,14 @@ func TestMain(m *testing.M) {
 		os.Unsetenv("NODEHOST_CHILD")
 		fmt.Fprintln(os.Stderr, nodehost.Gate(os.Args[1:], os.Environ()))
 	case "node":
-		node()
+		killable()
 	}
 	os.Exit(1)
 }
 
-// node runs a managed runner until it is killed. Its signals are as bad as a
+// killable runs a managed runner until it is killed. Its signals are as bad as a
 // service manager could leave them.
-func node() {
+func killable() {
 	signal.Ignore(unix.SIGHUP, unix.SIGINT, unix.SIGQUIT, unix.SIGTSTP, unix.SIGTTOU, unix.SIGUSR1)
 	runtime.LockOSThread()
 	var set unix.Sigset_t
