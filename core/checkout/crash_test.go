@@ -57,9 +57,9 @@ func TestKilledAtEachStep(t *testing.T) {
 	s := d.open(t)
 	sha := srv.commit(map[string]string{"f": "first", "keep": "k"})
 	for _, first := range []bool{true, false} {
-		steps := []string{"mirror-fetch", "mirror-gc", "settle", "fetch", "checkout", "clean", "record"}
+		steps := []string{"mirror-fetch", "mirror-gc", "settle", "fetch", "checkout", "record"}
 		if first {
-			steps = append([]string{"remove", "make", "name", "init", "mirror", "mirror-init"}, steps...)
+			steps = []string{"make", "name", "mirror-init", "init", "checkout"}
 		}
 		for _, step := range steps {
 			if first { // from nothing each time
