@@ -424,7 +424,6 @@ func TestMendsWhatIsBroken(t *testing.T) {
 		t.Fatal(mirrors)
 	}
 	rec := filepath.Join(filepath.Dir(tree.Path), ".7-project.json")
-	sha := one
 	for name, spoil := range map[string]func(){
 		"tree's HEAD":   func() { os.WriteFile(filepath.Join(tree.Path, ".git/HEAD"), []byte("garbage"), 0o644) },
 		"tree's index":  func() { os.WriteFile(filepath.Join(tree.Path, ".git/index"), []byte("garbage"), 0o644) },
@@ -449,7 +448,7 @@ func TestMendsWhatIsBroken(t *testing.T) {
 	} {
 		spoil()
 		want := name
-		sha = srv.commit(map[string]string{"f": want})
+		sha := srv.commit(map[string]string{"f": want})
 		tree := done(t, s, srv.job(sha))
 		isFile(t, filepath.Join(tree.Path, "f"), want)
 		if got := srv.git(tree.Path, "status", "--porcelain"); got != "" {

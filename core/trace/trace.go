@@ -66,14 +66,13 @@ type Trace struct {
 	secrets  *automaton
 	prefixes *automaton
 
-	mu      sync.Mutex
-	carry   []byte // the beginning of a character
-	clean   []byte
-	size    int64
-	crc     uint32
-	cut     bool
-	err     error
-	streams []*Stream
+	mu    sync.Mutex
+	carry []byte // the beginning of a character
+	clean []byte
+	size  int64
+	crc   uint32
+	cut   bool
+	err   error
 }
 
 // New returns a Trace that writes to w, which sees one Write at a time.

@@ -36,15 +36,14 @@ type Server struct {
 	// runner has said its last_update, as GitLab's Workhorse does; 0 = not.
 	Hold time.Duration
 
-	mu       sync.Mutex
-	queue    []int64
-	jobs     map[int64]*Job
-	rules    []Rule
-	seen     []Request
-	nth      map[string]int
-	updates  int
-	changed  chan struct{} // closed and renewed when the queue or a job changes
-	artifact int64
+	mu      sync.Mutex
+	queue   []int64
+	jobs    map[int64]*Job
+	rules   []Rule
+	seen    []Request
+	nth     map[string]int
+	updates int
+	changed chan struct{} // closed and renewed when the queue or a job changes
 }
 
 // Job is one job as GitLab sees it.
