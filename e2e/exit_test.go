@@ -40,8 +40,8 @@ func plainJob(t *testing.T, d runnerside.Driver, vars map[string]string, respons
 	return s
 }
 
-// prepared makes a job's guest and cleans it up at the test's end.
-func prepared(t *testing.T, s *runnerside.Session) runnerside.Result {
+// cleanedUp makes the runner's last call at the test's end.
+func cleanedUp(t *testing.T, s *runnerside.Session) {
 	t.Helper()
 	t.Cleanup(func() {
 		res, err := s.Cleanup(context.Background())
@@ -49,6 +49,12 @@ func prepared(t *testing.T, s *runnerside.Session) runnerside.Result {
 			t.Errorf("cleanup: %d %v\n%s%s", res.Exit, err, res.Stdout, res.Stderr)
 		}
 	})
+}
+
+// prepared makes a job's guest and cleans it up at the test's end.
+func prepared(t *testing.T, s *runnerside.Session) runnerside.Result {
+	t.Helper()
+	cleanedUp(t, s)
 	res, _, err := s.Config(t.Context())
 	if err != nil || res.Exit != 0 {
 		t.Fatalf("config: %d %v\n%s", res.Exit, err, res.Stderr)

@@ -205,6 +205,7 @@ func TestVMMKilledInPrepare(t *testing.T) {
 	t.Run("keeps a template", func(t *testing.T) { prepared(t, plainJob(t, h.Driver(), vars, nil)) })
 	t.Run("from the template", func(t *testing.T) {
 		s := plainJob(t, h.Driver(), vars, nil)
+		cleanedUp(t, s)
 		exit, trace := killed(s)
 		if exit != 0 || strings.Count(trace, "virtkit: warning: the guest was booted again: its start from a template came to nothing: ") != 1 || !strings.Contains(trace, "virtkit: booted in ") {
 			t.Fatalf("prepare: %d\n%s", exit, trace)
@@ -213,6 +214,7 @@ func TestVMMKilledInPrepare(t *testing.T) {
 			t.Errorf("build_script: %d %q\n%s", res.Exit, res.Stdout, res.Stderr)
 		}
 	})
+	nothingLeft(t, h)
 }
 
 // ends tells whether a job's guest ends with the victim.
