@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -107,7 +108,9 @@ func (c *channel) renew() error {
 	if old != nil {
 		old.Close()
 		use.leave() // a session that ended by itself may still be at it
-		if err := c.conn.SetDeadline(time.Time{}); err != nil {
+		// One that is closed by now ends the new session at once, and what has
+		// ended with it is told by who watches the machine.
+		if err := c.conn.SetDeadline(time.Time{}); err != nil && !errors.Is(err, io.ErrClosedPipe) && !errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("beginning another session with the agent: %w", err)
 		}
 	}

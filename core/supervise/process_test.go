@@ -403,7 +403,7 @@ func TestVMMKilled(t *testing.T) {
 	vmm := vmmOf(dir)
 	done := make(chan error, 1)
 	go func() {
-		_, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sleep", "1000"}}, guestclient.Stdio{}, nil)
+		_, err := c.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sleep", "60"}}, guestclient.Stdio{}, nil)
 		done <- err
 	}()
 	syscall.Kill(vmm.PID, syscall.SIGKILL)
