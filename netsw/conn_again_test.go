@@ -29,28 +29,31 @@ func TestConnRepeatsLittleInVain(t *testing.T) {
 	k.hello(1000)
 	first := k.ack
 	var got []spoken
-	for len(got) < segments {
-		s := k.next("data", func(s spoken) bool { return len(s.data) == size && s.stamp != 0 })
-		if int(s.seq-first) == len(got)*size {
-			got = append(got, s)
-		}
+	for have := 0; have < len(want); {
+		// How much is in each is the switch's own: it may have read less at once.
+		s := k.next("data", func(s spoken) bool { return int(s.seq-first) == have && len(s.data) > 0 && s.stamp != 0 })
+		got = append(got, s)
+		have += len(s.data)
 	}
 	k.next("the first segment again", func(s spoken) bool { return s.seq == first && s.stamp != got[0].stamp })
 	for _, s := range got {
-		k.ack, k.echo = s.seq+size, s.stamp
+		k.ack, k.echo = s.seq+uint32(len(s.data)), s.stamp
 		k.say(flagACK, "")
 	}
 	close(more)
 	again := 0
 	k.next("what follows", func(s spoken) bool {
-		if len(s.data) == size {
+		if string(s.data) == "more" {
+			return true
+		}
+		if len(s.data) > 0 {
 			again++
 		}
-		return string(s.data) == "more"
+		return false
 	})
 	// One more for each time that this test itself was slow.
-	if again > segments/3 {
-		t.Errorf("%d segments of %d were repeated to a guest that had them", again, segments)
+	if again > len(got)/3 {
+		t.Errorf("%d segments of %d were repeated to a guest that had them", again, len(got))
 	}
 }
 
