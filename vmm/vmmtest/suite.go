@@ -417,8 +417,11 @@ func testSaveRestore(t *testing.T, r *trial) {
 	a.ask("keep other", "kept")
 	b.ask("recall", "this")
 	a.ask("say hello", "said")
-	if !strings.Contains(a.console.String(), "hello") {
-		t.Errorf("console of a restored guest: %q", a.console.String())
+	// The console has a way of its own, on which a byte takes its time.
+	for deadline := time.Now().Add(r.f.Limit); !strings.Contains(a.console.String(), "hello"); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("console of a restored guest: %q", a.console.String())
+		}
 	}
 	a.tell("reboot")
 	a.ends(machine.Reboot)
