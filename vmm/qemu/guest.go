@@ -167,14 +167,16 @@ func (g *guest) diskFailed(data json.RawMessage) {
 func (g *guest) quit() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	for g.drained(ctx) {
-		// The monitor answers from the same loop that moves the bytes: after
-		// its answer, what could be moved has been.
+	for empty := 0; empty < settled && g.drained(ctx); {
 		if _, err := g.qmp.Do(ctx, "query-status", nil); err != nil {
 			break
 		}
-		if n, ok := g.pending(); !ok || n == 0 {
+		n, ok := g.pending()
+		if !ok {
 			break
+		}
+		if empty++; n > 0 {
+			empty = 0
 		}
 	}
 	if _, err := g.qmp.Do(ctx, "quit", nil); err != nil && !errors.Is(err, io.EOF) {
@@ -185,6 +187,12 @@ func (g *guest) quit() {
 		}
 	}
 }
+
+// settled is after how many answers of the monitor, with the channel empty each
+// time, what could be moved has been. Its answers come from the loop that moves
+// the bytes, but not in one order with it: that there is room again is seen in
+// one turn of the loop, and used in a later one.
+const settled = 4
 
 // pending is how many bytes of the control channel lie unread on our side.
 // false = the owner closed it.

@@ -15,7 +15,7 @@ import (
 //	say TEXT    writes TEXT to the console, answers "said"
 //	keep WORD   remembers WORD, answers "kept"; recall answers the word
 //	flood N     writes N KiB to the console, answers "flooded"
-//	dump N      writes N bytes and powers off
+//	dump N      writes N bytes
 //	poweroff, reboot, panic
 //	hang        answers "hanging" and nothing ever after
 func MiniAgent(g *Guest) {
@@ -44,7 +44,6 @@ func MiniAgent(g *Guest) {
 			fmt.Fprintln(g.Control, "flooded")
 		case "dump":
 			g.Control.Write(bytes.Repeat([]byte("d"), n))
-			return
 		case "poweroff":
 			return
 		case "reboot":

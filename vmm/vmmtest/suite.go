@@ -202,18 +202,25 @@ func testPanic(t *testing.T, r *trial) {
 	}
 }
 
-// testLastWords has a guest end right after it wrote more than any buffer
-// between holds: all of it arrives, before Wait says that the guest is gone.
+// testLastWords has a guest end while some of what it wrote is still on its
+// way: all of it arrives, and Wait does not keep it from that. No more than a
+// socket holds is left by then: a kernel that ends resets its devices first
+// (virtio_dev_shutdown in the guest's Linux 6.12), and takes back with them what its
+// host had no room for yet. A guest that has more to say waits for its host.
 func testLastWords(t *testing.T, r *trial) {
-	const size = 1 << 20
+	const size, last = 1 << 20, 16 << 10
 	r.boot()
 	r.ask("echo up", "echo up")
-	got := make(chan int64, 1)
+	got, most := make(chan int64, 1), make(chan struct{})
 	r.tell("dump " + strconv.Itoa(size))
 	go func() {
-		n, _ := io.Copy(io.Discard, r.in)
-		got <- n
+		n, _ := io.CopyN(io.Discard, r.in, size-last)
+		close(most)
+		m, _ := io.Copy(io.Discard, r.in)
+		got <- n + m
 	}()
+	<-most
+	r.tell("poweroff")
 	r.ends(machine.PowerOff)
 	if n := <-got; n != size {
 		t.Errorf("%d bytes of %d arrived", n, size)

@@ -66,10 +66,9 @@ func obey(port *os.File, line string) {
 			os.Stdout.Write(chunk)
 		}
 		fmt.Fprintln(port, "flooded")
-	case "dump": // bytes, then the end
+	case "dump": // bytes
 		n, _ := strconv.Atoi(arg)
 		port.Write(bytes.Repeat([]byte("d"), n))
-		unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	case "poweroff":
 		unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 	case "reboot":
