@@ -82,6 +82,7 @@ func TestTokensAndParameters(t *testing.T) {
 		{"?X-Amz-Signature=deadbeef&x-AMZ-credential=a/b end", "?X-Amz-Signature=[MASKED]&x-AMZ-credential=[MASKED] end"},
 		{"?|pri|vate_token|=|a|b|c", "?private_token=[MASKED]"},
 		{"&rss_token=", "&rss_token=[MASKED]"},
+		{"?x-amz-security-token=abc&authenticity_token=d end", "?x-amz-security-token=[MASKED]&authenticity_token=[MASKED] end"},
 		{"&rss_token=a\x1b[0m", "&rss_token=[MASKED]\x1b[0m"},
 		{"&rss_token=a\n&rss_token=b??rss_token=c", "&rss_token=[MASKED]\n&rss_token=[MASKED]??rss_token=[MASKED]"},
 		{"rss_token=seen ?token=seen ?private_token_=seen ?xprivate_token=seen", "rss_token=seen ?token=seen ?private_token_=seen ?xprivate_token=seen"},
