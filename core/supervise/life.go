@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -21,15 +22,15 @@ type commandEnd struct {
 }
 
 // bootReady boots the guest until it is set up. One that reboots on the way is
-// given a few tries, and one that gives no sign of life another; one from a
-// template that does not start at all, whatever ended it, is booted instead. Each
-// of these is told (State.Retried).
+// given a few tries, and one that stands still another; one from a template that
+// does not start at all, whatever ended it, is booted instead. Each of these is
+// told (State.Retried).
 func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 	for try := 1; ; try++ {
 		wctx, cancel := context.WithCancel(ctx)
-		var stillborn atomic.Bool
+		var stuck atomic.Pointer[string]
 		if try == 1 {
-			go s.endStillborn(wctx, s.console.Total(), &stillborn)
+			go s.endStuck(wctx, s.console.Total(), &stuck)
 		}
 		err := s.whyGone(ctx, s.runSteps(ctx, s.bootSteps(), undo))
 		cancel()
@@ -40,12 +41,13 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 			continue
 		}
 		var gone *guestGone
-		if !errors.As(err, &gone) || try == bootTries || gone.exit.Reason != machine.Reboot && !stillborn.Load() {
+		still := stuck.Load()
+		if !errors.As(err, &gone) || try == bootTries || gone.exit.Reason != machine.Reboot && still == nil {
 			return err
 		}
 		why := "it reset itself before it was ready"
-		if stillborn.Load() {
-			why = fmt.Sprintf("it gave no sign of life for %v", s.d.Times.Life)
+		if still != nil {
+			why = *still
 		}
 		s.log.Warn("the guest did not start; booting it again", "why", why)
 		s.retried(why)
@@ -86,35 +88,67 @@ func (s *supervisor) retried(why string) {
 	})
 }
 
-// stillbornPart of the boot limit is how long a guest may give no sign of life.
-const stillbornPart = 3
+// lifePart of the boot limit is how long a guest that starts may stand still.
+const lifePart = 3
 
-// endStillborn kills a guest whose console is still empty after a third of the
-// boot limit. On a host with many more processors' worth of guests than it has,
-// an emulated guest with two processors now and then (4 of 96 measured) stops
-// before its kernel's first word and would fail its job for nothing. before is
-// the length of the console when it was booted.
-func (s *supervisor) endStillborn(ctx context.Context, before int64, stillborn *atomic.Bool) {
-	var g *guest
-	for g == nil { // its VMM may not even have been started
+// endStuck kills a guest that has stood still for a third of the boot limit while
+// it was started: its console said nothing and its start reached no other stage.
+// On a host with many more processors' worth of guests than it has, an emulated
+// guest now and then stops for ever, mostly before its kernel's first word (4 of
+// 96 measured), once while its agent mounted its root; it would fail its job for
+// nothing. before is the length of the console when it was booted; why is set
+// before the kill.
+func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Pointer[string]) {
+	type progress struct {
+		console int64
+		stage   string
+		guest   *guest
+	}
+	at := func() progress { return progress{s.console.Total(), s.board.get().Stage, s.current()} }
+	last, since := at(), time.Now()
+	tick := time.NewTicker(s.d.Times.Life / 8)
+	defer tick.Stop()
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(s.d.Times.Life):
+		case <-tick.C:
 		}
-		g = s.current()
+		now := at()
+		// Its VMM may not even have been started.
+		if now != last || now.guest == nil || !short(now.stage) {
+			last, since = now, time.Now()
+			continue
+		}
+		if time.Since(since) >= s.d.Times.Life {
+			break
+		}
 	}
-	alive := s.console.Total() != before
+	alive := last.console != before || s.answered.Load()
 	if s.restoring.Load() { // what is on its console is ours
 		alive = s.answered.Load()
 	}
-	if alive || ctx.Err() != nil {
+	words := fmt.Sprintf("it gave no sign of life for %v", s.d.Times.Life)
+	if alive {
+		words = fmt.Sprintf("it stood still for %v (stage %q)", s.d.Times.Life, last.stage)
+	}
+	if ctx.Err() != nil {
 		return
 	}
-	stillborn.Store(true)
-	if err := g.m.Kill(); err != nil {
-		s.log.Warn("killing a guest without a sign of life", logx.Err, err)
+	why.Store(&words)
+	if err := last.guest.m.Kill(); err != nil {
+		s.log.Warn("killing a guest that stands still", logx.Err, err)
 	}
+}
+
+// short says whether nothing that a guest does in this stage of its start takes
+// long: the kernel's part, and the agent's until it has its root. A checkout or a
+// template's writing may.
+func short(stage string) bool {
+	if step, ok := strings.CutPrefix(stage, "guest: "); ok {
+		return slices.Contains([]string{"clock", "root", "kernel", "network", "switch"}, step)
+	}
+	return stage != "template" && stage != "command"
 }
 
 // watch follows a running guest through its reboots to its end.

@@ -69,7 +69,7 @@ type Times struct {
 	Power   time.Duration // from the agent's goodbye to power off, then the guest is killed; default 10 s
 	Record  time.Duration // between two writes of egress.json while it changes; default 5 s
 	Usage   time.Duration // that a guest gets to tell of its usage; default 10 s
-	Life    time.Duration // a guest that gave no sign of life by then is booted again; default BootLimit/3
+	Life    time.Duration // a guest that stands still for so long while it starts is booted again; default BootLimit/3
 }
 
 // Defaults of a Spec that leaves them 0.
@@ -225,7 +225,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 	def(&d.Times.Power, defaultPower)
 	def(&d.Times.Record, defaultRecord)
 	def(&d.Times.Usage, defaultUsage)
-	def(&d.Times.Life, spec.BootLimit/stillbornPart)
+	def(&d.Times.Life, spec.BootLimit/lifePart)
 	ping := 10 * time.Second
 	if spec.HangLimit > 0 {
 		ping = min(max(spec.HangLimit/4, time.Second), ping)

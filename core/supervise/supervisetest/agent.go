@@ -310,6 +310,11 @@ func (a *agent) setup(st *yamux.Stream, body []byte) {
 	a.mu.Unlock()
 	guestwire.Send(st, guestwire.Progress{Stage: "clock"})
 	guestwire.Send(st, guestwire.Progress{Stage: "root"})
+	if a.d.StuckIn != "" && a.d.Boots() == 1 {
+		guestwire.Send(st, guestwire.Progress{Stage: a.d.StuckIn})
+		<-a.stopped
+		return
+	}
 	if a.d.SetupErr != "" {
 		guestwire.Send(st, guestwire.Progress{Done: true, Err: a.d.SetupErr})
 		return

@@ -31,6 +31,8 @@ type Driver struct {
 	Silent bool
 	// Stillborn is how many first boots never say a word.
 	Stillborn int
+	// StuckIn is a stage of Setup that a guest's first boot never ends.
+	StuckIn string
 	// Late is how long a guest takes to answer.
 	Late time.Duration
 	// Ahead is how far the guest's clock is ahead from the start.
