@@ -7,6 +7,12 @@
 // With -strict as the first argument, a test that was skipped for want of
 // something that `make test` sees to (a Debian package, bin/vk, a guest kernel)
 // fails the run: else a host on which no guest runs would look well.
+//
+// With -again N, up to N tests that failed are run once more, alone, and what
+// passes then does not fail the run; each is named at the end as unsteady, with
+// its first output above, because it is a defect all the same: of a test that
+// counts on a quiet host, or of what it tests. Nothing is run again where more
+// failed, or a package failed outside of its tests.
 package main
 
 import (
@@ -18,6 +24,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -26,12 +35,20 @@ import (
 const silence = time.Minute
 
 func main() {
-	args, strict := os.Args[1:], false
+	args, strict, again := os.Args[1:], false, 0
 	if len(args) > 0 && args[0] == "-strict" {
 		args, strict = args[1:], true
 	}
+	if len(args) > 1 && args[0] == "-again" {
+		n, err := strconv.Atoi(args[1])
+		if err != nil || n < 0 {
+			fmt.Fprintf(os.Stderr, "testsum: -again %s: expected a number of tests\n", args[1])
+			os.Exit(2)
+		}
+		args, again = args[2:], n
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	ok, err := run(ctx, os.Stdout, os.Stderr, strict, args)
+	ok, err := run(ctx, os.Stdout, os.Stderr, strict, again, args)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
@@ -42,7 +59,29 @@ func main() {
 }
 
 // run is go test with these arguments. It is false when something failed.
-func run(ctx context.Context, out, errs io.Writer, strict bool, args []string) (bool, error) {
+func run(ctx context.Context, out, errs io.Writer, strict bool, again int, args []string) (bool, error) {
+	s := newSummary(out)
+	if err := goTest(ctx, s, errs, args); err != nil {
+		return false, err
+	}
+	if failed := s.failures(); len(failed) > 0 && len(failed) <= again && len(s.broken) == 0 && ctx.Err() == nil {
+		flags := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return !strings.HasPrefix(a, "-") })
+		for _, t := range failed {
+			fmt.Fprintf(out, "once more, alone: %s\n", t)
+			one := newSummary(out)
+			if err := goTest(ctx, one, errs, append(slices.Clone(flags), "-count=1", "-run", "^"+t.Test+"$", t.Package)); err != nil {
+				return false, err
+			}
+			if c := one.pkgs[t.Package]; c != nil && c.passed > 0 && c.failed == 0 && len(one.broken) == 0 {
+				s.passedLater(t)
+			}
+		}
+	}
+	return s.end(strict) && ctx.Err() == nil, context.Cause(ctx)
+}
+
+// goTest feeds s with a run of go test.
+func goTest(ctx context.Context, s *summary, errs io.Writer, args []string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json", "-timeout", "40m"}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) } // it ends its tests
 	cmd.WaitDelay = 10 * time.Second
@@ -52,9 +91,8 @@ func run(ctx context.Context, out, errs io.Writer, strict bool, args []string) (
 		err = cmd.Start()
 	}
 	if err != nil {
-		return false, fmt.Errorf("running go test: %w", err)
+		return fmt.Errorf("running go test: %w", err)
 	}
-	s := newSummary(out)
 	lines, failed := make(chan []byte), make(chan error, 1)
 	go func() {
 		defer close(lines)
@@ -88,15 +126,17 @@ func run(ctx context.Context, out, errs io.Writer, strict bool, args []string) (
 				quiet.Reset(silence)
 			}
 		case <-quiet.C:
-			fmt.Fprintln(out, s.atWork(time.Now()))
+			fmt.Fprintln(s.out, s.atWork(time.Now()))
 		}
 	}
 	werr := cmd.Wait()
-	ok := s.end(strict) && werr == nil
 	select {
 	case err := <-failed:
-		return false, fmt.Errorf("reading from go test: %w", err)
+		return fmt.Errorf("reading from go test: %w", err)
 	default:
-		return ok, context.Cause(ctx)
 	}
+	if werr != nil && len(s.failures())+len(s.broken) == 0 {
+		s.broken = append(s.broken, "go test itself ("+werr.Error()+")")
+	}
+	return nil
 }

@@ -31,6 +31,16 @@ func TestFar(t *testing.T) { t.Parallel(); t.Run("in", func(t *testing.T) { t.Pa
 	"broken/a_test.go": "import \"testing\"\nfunc TestA(t *testing.T) { var x int = \"s\" }\n",
 	"main/a_test.go":   "import (\"os\"; \"testing\")\nfunc TestMain(m *testing.M) { os.Exit(3) }\nfunc TestA(t *testing.T) {}\n",
 	"fails/a_test.go":  "import \"testing\"\nfunc TestA(t *testing.T) { t.Error(\"it is wrong\") }\nfunc TestB(t *testing.T) { t.Log(\"not to be seen\") }\n",
+	"unsteady/a_test.go": `import ("os"; "testing")
+func TestA(t *testing.T) {
+	t.Run("part", func(t *testing.T) {
+		if _, err := os.Stat("been"); err != nil {
+			os.WriteFile("been", nil, 0o644)
+			t.Error("the first time")
+		}
+	})
+}
+`,
 	"panics/a_test.go": "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { panic(\"boom\") }\nfunc TestC(t *testing.T) {}\n",
 	"slow/a_test.go":   "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { t.Log(\"stuck\"); select {} }\n",
 }
@@ -63,7 +73,7 @@ func module(t *testing.T, only ...string) {
 func TestRealRun(t *testing.T) {
 	module(t)
 	var out, errs bytes.Buffer
-	ok, err := run(t.Context(), &out, &errs, true, []string{"-trimpath", "-vet=off", "-timeout", "3s", "./..."})
+	ok, err := run(t.Context(), &out, &errs, true, 9, []string{"-trimpath", "-vet=off", "-timeout", "3s", "./..."})
 	if ok || err != nil {
 		t.Errorf("%v, %v of a run that failed", ok, err)
 	}
@@ -81,7 +91,7 @@ FAIL: m/all TestA was skipped, and make test sees to what it needs: a_test.go:3:
 FAIL: m/skips TestEmpty was skipped, and make test sees to what it needs: no reason given
 FAIL: m/skips TestPart/one was skipped, and make test sees to what it needs: a_test.go:4: needs one: apt-get install one
 FAIL: m/skips TestSilent was skipped, and make test sees to what it needs: no reason given
-7 passed, 3 failed, 7 skipped (4 of them must not be); not built, or failed outside of tests: m/broken, m/main
+7 passed, 5 failed, 7 skipped (4 of them must not be); not built, not ended, or failed outside of tests: m/broken, m/main, m/slow
 `
 	if d := cmp.Diff(want, end); d != "" {
 		t.Errorf("the end (-want +got)\n%s", d)
@@ -107,13 +117,42 @@ FAIL: m/skips TestSilent was skipped, and make test sees to what it needs: no re
 func TestGoodRun(t *testing.T) {
 	module(t, "ok", "none", "skips")
 	var out bytes.Buffer
-	ok, err := run(t.Context(), &out, &out, false, []string{"-trimpath", "-vet=off", "./..."})
+	ok, err := run(t.Context(), &out, &out, false, 0, []string{"-trimpath", "-vet=off", "./..."})
 	if !ok || err != nil || !strings.HasSuffix(out.String(), "\n4 passed, 0 failed, 5 skipped\n") {
 		t.Errorf("%v, %v\n%s", ok, err, &out)
 	}
 	out.Reset()
-	if ok, _ := run(t.Context(), &out, &out, false, []string{"./absent"}); ok {
+	if ok, _ := run(t.Context(), &out, &out, false, 0, []string{"./absent"}); ok {
 		t.Errorf("packages that are not there are well\n%s", &out)
+	}
+}
+
+// TestOnceMore runs again what failed, if that is little, and says so.
+func TestOnceMore(t *testing.T) {
+	module(t, "ok", "fails", "unsteady")
+	args := []string{"-trimpath", "-vet=off", "./..."}
+	var out bytes.Buffer
+	ok, err := run(t.Context(), &out, &out, false, 3, args)
+	if ok || err != nil {
+		t.Errorf("%v, %v of a run with a test that always fails", ok, err)
+	}
+	for _, want := range []string{
+		"once more, alone: m/fails TestA\n", "once more, alone: m/unsteady TestA\n",
+		"UNSTEADY: m/unsteady TestA failed, its output is above, and passed alone: a defect to be looked into\n4 passed, 1 failed, 0 skipped, 1 unsteady\n",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is not in\n%s", want, &out)
+		}
+	}
+	if strings.Contains(out.String(), "UNSTEADY: m/fails") {
+		t.Errorf("a test that failed twice is called unsteady\n%s", &out)
+	}
+	for again, want := range []bool{false, true} {
+		os.Remove("unsteady/been")
+		out.Reset()
+		if ok, err := run(t.Context(), &out, &out, false, again, []string{"-trimpath", "-vet=off", "./ok", "./unsteady"}); ok != want || err != nil {
+			t.Errorf("-again %d: %v, %v, want %v\n%s", again, ok, err, want, &out)
+		}
 	}
 }
 
