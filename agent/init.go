@@ -171,7 +171,7 @@ func (g *guest) catchSignals() {
 }
 
 func (g *guest) end(reboot bool, grace time.Duration) {
-	g.Shutdown(&guestwire.Shutdown{Reboot: reboot, Grace: grace}, func() {})
+	g.Shutdown(&guestwire.Shutdown{Reboot: reboot, Grace: grace}, func() { g.srv.lastWords(func() {}) })
 }
 
 // Resume implements System.

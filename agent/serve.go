@@ -30,8 +30,9 @@ type System interface {
 	Setup(s *guestwire.Setup, progress func(stage string)) (linked []string, err error)
 	// Resume tells the machine what has changed.
 	Resume(r *guestwire.Resume) error
-	// Shutdown ends all processes and makes the disks safe, then calls reply
-	// and ends the machine. It returns only when it could not.
+	// Shutdown ends all processes and makes the disks safe, then calls reply,
+	// which returns once the host has read all (or does not read), and ends the
+	// machine. It returns only when it could not.
 	Shutdown(s *guestwire.Shutdown, reply func()) error
 }
 
@@ -308,11 +309,43 @@ func (s *server) shutdown(st net.Conn, body json.RawMessage) {
 	var m guestwire.Shutdown
 	err := decode(guestwire.OpShutdown, body, &m)
 	if err == nil && s.opt.System != nil {
-		err = s.opt.System.Shutdown(&m, func() { reply(st, nil); st.Close() })
+		err = s.opt.System.Shutdown(&m, func() {
+			s.lastWords(func() { reply(st, nil); st.Close() })
+		})
 	}
 	reply(st, err)
 	if err == nil && s.opt.System == nil {
 		st.Close()
 		s.end(errShutdown)
+	}
+}
+
+// farewell is how long a guest that ends waits for its host to read on.
+const farewell = 3 * time.Second
+
+// lastWords sees to it that the host has read what the ended programs wrote,
+// and what reply says, or has shown for a while that it does not read. Linux
+// 6.12 resets its virtio devices at shutdown, and takes back what lies in a
+// queue of a port.
+func (s *server) lastWords(reply func()) {
+	deadline := time.Now().Add(farewell)
+	for s.execs.Telling() && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond)
+	}
+	reply()
+	s.mu.Lock()
+	sess := s.sess
+	s.mu.Unlock()
+	if sess == nil {
+		return
+	}
+	heard := make(chan struct{})
+	go func() {
+		sess.Ping() // its own limit is the channel's, of minutes; an error is as good an end
+		close(heard)
+	}()
+	select {
+	case <-heard:
+	case <-time.After(time.Until(deadline)):
 	}
 }

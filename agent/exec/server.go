@@ -34,9 +34,10 @@ type Options struct {
 
 // Server runs programs. It is safe for concurrent use.
 type Server struct {
-	opt   Options
-	down  atomic.Bool // GoingDown
-	users users
+	opt     Options
+	down    atomic.Bool  // GoingDown
+	telling atomic.Int64 // execs whose host has not been told the end
+	users   users
 
 	groups atomic.Uint64 // control groups made
 
@@ -77,6 +78,10 @@ func (s *Server) Running() int {
 	defer s.mu.Unlock()
 	return len(s.running)
 }
+
+// Telling is whether a host is still to be told of an end, or of what a
+// program wrote before it.
+func (s *Server) Telling() bool { return s.telling.Load() > 0 }
 
 // KillAll ends every program with SIGKILL, and what each has started.
 func (s *Server) KillAll() {
@@ -153,6 +158,8 @@ func (s *Server) drop(id string, j *join) {
 // ServeExec serves an OpExec stream until its program has ended, or has been
 // let go, and closes it.
 func (s *Server) ServeExec(conn net.Conn, body json.RawMessage) {
+	s.telling.Add(1)
+	defer s.telling.Add(-1)
 	defer conn.Close()
 	var req guestwire.ExecRequest
 	if err := json.Unmarshal(body, &req); err != nil {
