@@ -26,6 +26,7 @@ const (
 // are needed while a guest just runs.
 func trim(ctx context.Context) {
 	wait := firstTrim
+	var files []mapping
 	for {
 		select {
 		case <-ctx.Done():
@@ -33,22 +34,51 @@ func trim(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		debug.FreeOSMemory()
-		if raw, err := os.ReadFile("/proc/self/smaps"); err == nil {
-			for _, m := range droppable(bytes.NewReader(raw)) {
-				// The page cache keeps them: touching one again is a minor fault.
-				_, _, _ = unix.Syscall(unix.SYS_MADVISE, m.start, m.size, unix.MADV_DONTNEED)
+		if files == nil {
+			if raw, err := os.ReadFile("/proc/self/smaps"); err == nil {
+				files = droppable(bytes.NewReader(raw))
 			}
+			for _, m := range files {
+				split(m)
+			}
+		}
+		for _, m := range files {
+			// The page cache keeps them: touching one again is a minor fault.
+			_ = advise(m, unix.MADV_DONTNEED)
 		}
 		wait = nextTrims
 	}
+}
+
+// grain is how much of a file one touched page may bring back.
+const grain = 256 << 10
+
+// split cuts a mapping into pieces of grain bytes. Linux 6.18 maps all of a
+// large folio of the page cache at a fault in it, 2 MiB for one page, but never
+// beyond the mapping. Pieces with the same flags would be joined again, so every
+// second one is left out of core dumps, which have no pages of files anyway.
+func split(m mapping) {
+	for off := uintptr(grain); off < m.size; off += 2 * grain {
+		_ = advise(mapping{m.start + off, min(grain, m.size-off)}, unix.MADV_DONTDUMP)
+	}
+}
+
+// advise is madvise(2). A kernel that knows no better keeps the process larger,
+// which is all that its errors mean.
+func advise(m mapping, advice int) error {
+	if _, _, e := unix.Syscall(unix.SYS_MADVISE, m.start, m.size, uintptr(advice)); e != 0 {
+		return e
+	}
+	return nil
 }
 
 type mapping struct{ start, size uintptr }
 
 // droppable lists the mappings of files, in the format of proc_pid_smaps(5),
 // that hold nothing but what their file holds: not writable, and no page of
-// them was ever changed. MADV_DONTNEED would lose changed pages (a static
-// program's relocations, say), so a mapping with any is left alone.
+// them was ever changed, which makes it anonymous. MADV_DONTNEED would lose
+// changed pages (a static program's relocations, say), so a mapping with any is
+// left alone.
 func droppable(smaps io.Reader) []mapping {
 	var out []mapping
 	var cur mapping
@@ -72,7 +102,7 @@ func droppable(smaps io.Reader) []mapping {
 		}
 		if len(f) >= 2 && f[1] != "0" {
 			switch f[0] {
-			case "Anonymous:", "Private_Dirty:", "Shared_Dirty:", "Locked:", "Swap:":
+			case "Anonymous:", "Locked:", "Swap:":
 				clean = false
 			}
 		}

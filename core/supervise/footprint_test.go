@@ -1,9 +1,13 @@
 package supervise
 
 import (
+	"bytes"
+	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -17,6 +21,9 @@ Anonymous:             0 kB
 00500000-00600000 r--p 00100000 08:01 77 /bin/vk
 Private_Dirty:         4 kB
 Anonymous:             4 kB
+00580000-00600000 r--p 00180000 08:01 77 /bin/vk
+Private_Dirty:        64 kB
+Anonymous:             0 kB
 00600000-00700000 rw-p 00200000 08:01 77 /bin/vk
 Anonymous:             0 kB
 c000000000-c000400000 r--p 00000000 00:00 0
@@ -24,7 +31,7 @@ Anonymous:             0 kB
 7f0000000000-7f0000001000 r--s 00000000 00:05 9 /some/file
 Anonymous:             0 kB
 `
-	want := []mapping{{0x400000, 0x100000}, {0x7f0000000000, 0x1000}}
+	want := []mapping{{0x400000, 0x100000}, {0x580000, 0x80000}, {0x7f0000000000, 0x1000}}
 	if d := cmp.Diff(want, droppable(strings.NewReader(smaps)), cmp.AllowUnexported(mapping{})); d != "" {
 		t.Errorf("-want +got:\n%s", d)
 	}
@@ -35,16 +42,6 @@ Anonymous:             0 kB
 
 // TestDropOwn drops this program's own pages for real: it must go on.
 func TestDropOwn(t *testing.T) {
-	// A program that was linked a moment ago is not on disk yet, and its pages
-	// count as dirty until they are.
-	exe, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer exe.Close()
-	if err := exe.Sync(); err != nil {
-		t.Fatal(err)
-	}
 	raw, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {
 		t.Fatal(err)
@@ -54,8 +51,51 @@ func TestDropOwn(t *testing.T) {
 		t.Fatal("nothing of this program can be dropped")
 	}
 	for _, m := range ms {
-		if _, _, e := unix.Syscall(unix.SYS_MADVISE, m.start, m.size, unix.MADV_DONTNEED); e != 0 {
-			t.Errorf("madvise(%#x, %#x): %v", m.start, m.size, e)
+		split(m)
+		if err := advise(m, unix.MADV_DONTNEED); err != nil {
+			t.Errorf("madvise(%#x, %#x): %v", m.start, m.size, err)
 		}
+	}
+}
+
+// A mapping that was split is made of pieces, none larger than the grain, and
+// holds what it held.
+func TestSplit(t *testing.T) {
+	const size = 5*grain + 4096
+	f, err := os.Create(filepath.Join(t.TempDir(), "file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	want := bytes.Repeat([]byte("what it held "), size/13+1)[:size]
+	if _, err := f.Write(want); err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(b)
+	m := mapping{uintptr(unsafe.Pointer(unsafe.SliceData(b))), size}
+	split(m)
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []uintptr
+	for line := range strings.Lines(string(maps)) {
+		var lo, hi uintptr
+		if n, _ := fmt.Sscanf(line, "%x-%x", &lo, &hi); n == 2 && lo >= m.start && hi <= m.start+m.size {
+			got = append(got, hi-lo)
+		}
+	}
+	if d := cmp.Diff([]uintptr{grain, grain, grain, grain, grain, 4096}, got); d != "" {
+		t.Errorf("sizes of the pieces (-want +got):\n%s", d)
+	}
+	if err := advise(m, unix.MADV_DONTNEED); err != nil {
+		t.Errorf("madvise: %v", err)
+	}
+	if !bytes.Equal(b, want) {
+		t.Error("the file's bytes are not there any more")
 	}
 }
