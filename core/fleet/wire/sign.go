@@ -37,6 +37,8 @@ const (
 	labelEnroll   = "vk-fleet enroll v1"
 	labelDownload = "vk-fleet release-download v1"
 	labelTools    = "vk-fleet tools-download v1"
+	labelRelay    = "vk-fleet gitlab-enroll v1"
+	labelRequest  = "vk-fleet client-request v1"
 	labelRelease  = "vk-fleet release v1" // by a release key, over a binary's sha256 and version
 )
 
@@ -76,7 +78,19 @@ func EnrollPayload(token string, publicKey, channel []byte) []byte {
 	return begin(labelEnroll).part([]byte(token)).part(publicKey).part(channel)
 }
 
-// DownloadMaxSkewSecs is how far a download's time may be from the hub's clock.
+// RelayEnrollPayload is what a relay signs to enroll.
+func RelayEnrollPayload(token string, publicKey, channel []byte) []byte {
+	return begin(labelRelay).part([]byte(token)).part(publicKey).part(channel)
+}
+
+// RequestPayload is what a relay signs of a client API request: its ID, the
+// method, path and query, the body's sha256, the time and the connection's
+// export.
+func RequestPayload(relay, method, target string, body []byte, unix int64, channel []byte) []byte {
+	return begin(labelRequest).part([]byte(relay)).part([]byte(method)).part([]byte(target)).part(body).num(uint64(unix)).part(channel)
+}
+
+// DownloadMaxSkewSecs is how far a download's or a request's time may be from the hub's clock.
 const DownloadMaxSkewSecs = 300
 
 // Headers of a signed download.

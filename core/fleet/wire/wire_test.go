@@ -253,6 +253,8 @@ func TestPayloads(t *testing.T) {
 		"download": wire.ReleasePayload(nodeID, dig, 1780000000, channel),
 		"tools":    wire.ToolsPayload(nodeID, dig, 1780000000, channel),
 		"release":  wire.ReleaseKeyPayload(dig, "0.2.0"),
+		"relay":    wire.RelayEnrollPayload(digest, dig, wire.Plaintext),
+		"request":  wire.RequestPayload(nodeID, "POST", "/v1/jobs", dig, 1780000000, channel),
 		"auth":     auth,
 	}
 	for name, want := range map[string]string{
@@ -260,6 +262,8 @@ func TestPayloads(t *testing.T) {
 		"download": "670277510fb2108948383fa3ec68cbafb0806db31d96bd9d025619042d7e0f4d",
 		"tools":    "eaa0ec9cb6561402fb0c3f934e8df6aaa1e2fb2e9aecec29c84ad413d7c6a0aa",
 		"release":  "d949160ab9e7eb5b23dfda59dba26c7c271b0592c5046ffea513b64eabc765e6",
+		"relay":    "80ccca4babf8872a24c4a5e57e82a7ee6c3a75d2877d3335a6e0a3560f210a35",
+		"request":  "deed79fe06e7ca3c15a45eb5b187489cdbcc5a669db100e4ec4953fc470c07ab",
 		"auth":     "50178f8130c91847d2aa0faa1ed43e852ed0db5da320d80178c88ca5886dcf29",
 	} {
 		sum := sha256.Sum256(got[name])
