@@ -27,12 +27,17 @@ import (
 	"virtkit/core/version"
 )
 
-const usage = `usage: vk-agent exec --service NAME CMD... | shell [ARG...] | serve --stdio | version | nop
+const usage = `usage: vk-agent exec --service NAME CMD... | archive ... | extract | shell [ARG...] | serve --stdio | version | nop
 
 The agent of a guest. As process 1 it is the guest's init and takes no
 arguments. Otherwise:
 
   exec            run a command in a service of the job; see vk-agent exec --help
+  archive         write files of the working directory to standard output, as a
+                  tar stream: [--path PATTERN]... [--exclude PATTERN]...
+                  [--untracked]; notes on standard error, a line of JSON each
+  extract         make the files of such a stream, from standard input:
+                  [--max-bytes N]
   serve --stdio   answer one session on standard input and output
   shell           run bash, or sh where there is none (also by the name vk-shell)
   version         print the version
@@ -61,6 +66,10 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 		return execShell(rest, stderr)
 	case "exec":
 		return runServiceExec(ctx, rest, stdin, stdout, stderr)
+	case "archive":
+		return runArchive(rest, stdout, stderr)
+	case "extract":
+		return runExtract(rest, stdin, stderr)
 	case "nop":
 		if len(rest) == 0 {
 			return 0
