@@ -32,6 +32,7 @@ func (d *DB) Apply(ctx context.Context, b *hub.Batch) (err error) {
 	w.nodes(b)
 	w.observed(b)
 	w.steering(b)
+	w.placed(&b.JobBatch)
 	w.audit(b)
 	w.exec("COMMIT")
 	if w.err != nil {
@@ -137,8 +138,8 @@ func (w *writer) steering(b *hub.Batch) {
 			i.Node, i.Desired.ID, i.Desired.Generation, doc(w, &i.Desired.Policy), i.At)
 	}
 	for _, t := range b.Tokens {
-		w.exec("INSERT OR REPLACE INTO tokens (hash, created_at, expires_at, actor, spent_at, node) VALUES (?,?,?,?,?,?)",
-			t.Hash, t.Created, t.Expires, t.Actor, t.Spent, t.Node)
+		w.exec("INSERT OR REPLACE INTO tokens (hash, created_at, expires_at, actor, spent_at, node, kind) VALUES (?,?,?,?,?,?,?)",
+			t.Hash, t.Created, t.Expires, t.Actor, t.Spent, t.Node, t.Kind)
 	}
 	for _, hash := range b.DropTokens {
 		w.exec("DELETE FROM tokens WHERE hash = ?", hash)

@@ -66,8 +66,8 @@ func (d *DB) Load(ctx context.Context) (*hub.Loaded, error) {
 		},
 		func() error {
 			return d.query(ctx, l1(&l.Tokens, func(r *sql.Rows) (t hub.Token, err error) {
-				return t, r.Scan(&t.Hash, &t.Created, &t.Expires, &t.Actor, &t.Spent, &t.Node)
-			}), "SELECT hash, created_at, expires_at, actor, spent_at, node FROM tokens")
+				return t, r.Scan(&t.Hash, &t.Created, &t.Expires, &t.Actor, &t.Spent, &t.Node, &t.Kind)
+			}), "SELECT hash, created_at, expires_at, actor, spent_at, node, kind FROM tokens")
 		},
 		func() error {
 			return d.query(ctx, l1(&l.Commands, func(r *sql.Rows) (*hub.Command, error) { c, err := scanCommand(r); return &c, err }),
@@ -87,7 +87,7 @@ func (d *DB) Load(ctx context.Context) (*hub.Loaded, error) {
 		}
 	}
 	l.LastAudit = uint64(last.Int64)
-	return l, nil
+	return l, d.loadJobs(ctx, &l.LoadedJobs)
 }
 
 // l1 appends what scan makes of each row.

@@ -2,7 +2,7 @@
 // plain text on loopback), the admin socket, and /metrics.
 //
 // The node listener serves POST /v1/enroll and the WebSocket of sessions at
-// /v1/node, nothing else. What has not authenticated is bounded in number
+// /v1/node, those of relays at /v1/gitlab/, and the client API (client.go). What has not authenticated is bounded in number
 // (MaxUnauthenticated, MaxHandshakes), in time (wire.HandshakeStep for each
 // step: TLS, headers, a body, a message) and in size.
 package web
@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
@@ -66,6 +67,9 @@ func (n *Nodes) Serve(ctx context.Context, cert *Certificate) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+wire.EnrollPath, n.enroll)
 	mux.HandleFunc("GET "+wire.SessionPath, n.session)
+	mux.HandleFunc("POST "+dispatch.EnrollPath, n.enrollRelay)
+	mux.HandleFunc("GET "+dispatch.SessionPath, n.relaySession)
+	(&clientAPI{n: n}).register(mux)
 	hangUp, cancel := context.WithCancel(ctx)
 	defer cancel()
 	n.hangUp = hangUp
@@ -93,23 +97,9 @@ func (w logWriter) Write(p []byte) (int, error) {
 }
 
 func (n *Nodes) enroll(w http.ResponseWriter, r *http.Request) {
-	rc := http.NewResponseController(w)
-	deadline := time.Now().Add(wire.HandshakeStep)
-	_ = rc.SetReadDeadline(deadline)
-	_ = rc.SetWriteDeadline(deadline.Add(wire.HandshakeStep))
-	w.Header().Set("Connection", "close") // a session needs a connection of its own
-	channel, err := wire.Channel(r.TLS)
-	if err != nil {
-		answer(w, http.StatusBadRequest, wire.EnrollRefused{Code: wire.BadRequest, Message: err.Error()})
-		return
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEnroll))
 	var req wire.EnrollRequest
-	if err == nil {
-		err = json.Unmarshal(body, &req)
-	}
-	if err != nil {
-		answer(w, http.StatusBadRequest, wire.EnrollRefused{Code: wire.BadRequest, Message: "the request cannot be read"})
+	channel, ok := n.enrollment(w, r, &req)
+	if !ok {
 		return
 	}
 	reply, err := n.Hub.Enroll(r.Context(), &req, channel, r.RemoteAddr)
@@ -120,6 +110,29 @@ func (n *Nodes) enroll(w http.ResponseWriter, r *http.Request) {
 	}
 	n.Log.Info("enrolled", logx.Node, reply.Node, "remote", r.RemoteAddr, "again", reply.Again)
 	answer(w, http.StatusOK, reply)
+}
+
+// enrollment reads a request to enroll; when it is not ok, it is answered.
+func (n *Nodes) enrollment(w http.ResponseWriter, r *http.Request, req any) (channel []byte, ok bool) {
+	rc := http.NewResponseController(w)
+	deadline := time.Now().Add(wire.HandshakeStep)
+	_ = rc.SetReadDeadline(deadline)
+	_ = rc.SetWriteDeadline(deadline.Add(wire.HandshakeStep))
+	w.Header().Set("Connection", "close") // a session needs a connection of its own
+	channel, err := wire.Channel(r.TLS)
+	if err != nil {
+		answer(w, http.StatusBadRequest, wire.EnrollRefused{Code: wire.BadRequest, Message: err.Error()})
+		return nil, false
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxEnroll))
+	if err == nil {
+		err = json.Unmarshal(body, req)
+	}
+	if err != nil {
+		answer(w, http.StatusBadRequest, wire.EnrollRefused{Code: wire.BadRequest, Message: "the request cannot be read"})
+		return nil, false
+	}
+	return channel, true
 }
 
 func refused(w http.ResponseWriter, err error) {
@@ -145,6 +158,11 @@ func answer(w http.ResponseWriter, status int, v any) {
 }
 
 func (n *Nodes) session(w http.ResponseWriter, r *http.Request) {
+	n.serve(w, r, func(ctx context.Context, c *wsx.Conn, p hub.Peer) { _ = n.Hub.Serve(ctx, c, p) })
+}
+
+// serve runs a peer's session.
+func (n *Nodes) serve(w http.ResponseWriter, r *http.Request, f func(context.Context, *wsx.Conn, hub.Peer)) {
 	select {
 	case n.handshakes <- struct{}{}:
 	default:
@@ -166,7 +184,7 @@ func (n *Nodes) session(w http.ResponseWriter, r *http.Request) {
 	defer n.sessions.Done()
 	// Not the request's context: net/http ends it as the server is closed,
 	// before the node was told.
-	_ = n.Hub.Serve(n.hangUp, c, hub.Peer{Channel: channel, Remote: r.RemoteAddr, Authenticated: func() { letIn(r); free() }})
+	f(n.hangUp, c, hub.Peer{Channel: channel, Remote: r.RemoteAddr, Authenticated: func() { letIn(r); free() }})
 }
 
 // Certificate is a hub's, read again when its files change, so that a renewed

@@ -30,6 +30,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,6 +46,8 @@ type Options struct {
 	Versions  wire.Range    // spoken; wire.Spoken
 	Log       *slog.Logger
 	Now       func() time.Time
+
+	Jobs JobOptions
 }
 
 // Hub holds a fleet. Make one with New, then Run it.
@@ -68,6 +71,10 @@ type Hub struct {
 
 	sick  atomic.Pointer[string] // why the store refuses, nil = it does not
 	Stats Stats
+
+	jobs   *placer
+	relays relaySessions
+	work   chan struct{} // wakes Run for placed jobs; of capacity 1
 }
 
 // Stats count since the start. They are for metrics.
@@ -92,8 +99,16 @@ type Snapshot struct {
 	Nodes  map[string]*Node
 	Tokens map[string]Token // by hash
 
+	// Of placed jobs.
+	Relays   map[string]*RelayNode
+	Servers  map[string]Server // by URL
+	Projects map[ProjectKey]Project
+	Keys     map[string]Key // by hash
+	Settings map[string]string
+
 	revoked map[string]Revoked // by node
 	byKey   map[string]string  // public key → node
+	dropped map[string]Revoked // by relay
 }
 
 // Node is a node of a Snapshot.
@@ -166,7 +181,15 @@ func New(ctx context.Context, store Store, o Options) (*Hub, error) {
 	for _, r := range l.Revoked {
 		s.revoked[r.Node] = r
 	}
+	h.loadPeers(s, &l.LoadedJobs)
 	h.snap.Store(s)
+	h.work = make(chan struct{}, 1)
+	if h.jobs, err = newPlacer(h, &l.LoadedJobs); err != nil {
+		return nil, fmt.Errorf("reading the hub's jobs: %w", err)
+	}
+	for id := range s.Nodes {
+		h.jobs.refresh(id)
+	}
 	return h, nil
 }
 
@@ -237,7 +260,10 @@ func (h *Hub) Run(ctx context.Context) error {
 	sweep := time.NewTicker(time.Minute)
 	defer sweep.Stop()
 	minute := h.o.Now()
-	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}})
+	work := time.NewTicker(time.Second)
+	defer work.Stop()
+	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}})
+	h.jobs.clean()
 	for {
 		var batch []*change
 		select {
@@ -260,6 +286,10 @@ func (h *Hub) Run(ctx context.Context) error {
 			batch = append(batch, h.flushChange(durable))
 		case <-sweep.C:
 			batch = append(batch, &change{fn: sweepTx, done: make(chan error, 1)})
+		case <-work.C:
+			batch = append(batch, &change{fn: everySecondTx, done: make(chan error, 1)}, &change{fn: placeTx, done: make(chan error, 1)})
+		case <-h.work:
+			batch = append(batch, &change{fn: placeTx, done: make(chan error, 1)})
 		case <-ctx.Done():
 			h.apply([]*change{h.flushChange(true)})
 			return nil
@@ -304,11 +334,15 @@ func (h *Hub) attempt(batch []*change) error {
 		if err != nil {
 			h.Stats.StoreErrors.Add(1)
 			h.fell(err)
+			for _, f := range slices.Backward(t.undo) {
+				f()
+			}
 			return unwritten(err)
 		}
 		h.healed()
 	}
 	h.audits = t.seq
+	h.jobs.merge(t)
 	if t.touched > 0 {
 		t.s.Rev = old.Rev + 1
 		h.snap.Store(&t.s)
@@ -362,8 +396,13 @@ type tx struct {
 	touched int
 	events  []Event
 	after   []func() // once it is stored
+	undo    []func() // once it was not, the last one first
 
-	ownNodes, ownTokens, ownRevoked bool // maps that are this tx's already
+	jobs    map[string]*Job // that this tx changed
+	newJobs int64           // how many of them are new
+
+	ownNodes, ownTokens, ownRevoked                                      bool // maps that are this tx's already
+	ownRelays, ownServers, ownProjects, ownKeys, ownDropped, ownSettings bool
 }
 
 func (t *tx) unix() int64 { return t.now.Unix() }
@@ -448,6 +487,12 @@ func (h *Hub) publish(events []Event) {
 		}
 	}
 	h.sessMu.Unlock()
+	h.relays.tell(events)
+	for _, e := range events {
+		if e.Node != "" {
+			h.jobs.refresh(e.Node)
+		}
+	}
 	h.subMu.Lock()
 	defer h.subMu.Unlock()
 	for _, e := range events {

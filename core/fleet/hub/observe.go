@@ -65,6 +65,7 @@ func (h *Hub) flushChange(durable bool) *change {
 				t.event(id, "inventory", "")
 			}
 		}
+		t.flushRelays()
 		if durable && len(dirty) > 0 {
 			t.b.Durable = true
 		}
@@ -76,6 +77,7 @@ func (h *Hub) flushChange(durable bool) *change {
 func (h *Hub) beat(n *Node, m *wire.Heartbeat) {
 	n.Live.beat.Store(&Heartbeat{Node: n.ID, At: h.o.Now().Unix(), Beat: m})
 	h.later(n.ID, func(p *pending) { p.beat = true })
+	h.jobs.beat(n.ID, m)
 }
 
 // report takes a report: its list of VMs for the next flush, its state at once

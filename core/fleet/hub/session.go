@@ -58,6 +58,10 @@ type Session struct {
 	reported bool            // the first report was taken
 	desired  string          // id of the desired state that was sent
 	sent     map[string]bool // commands that were sent
+
+	outMu  sync.Mutex     // not mu, which is held while a node is written to
+	outbox []wire.Message // to be sent by the writer
+	ended  bool           // nothing more is taken into outbox
 }
 
 // errEnd is why the hub ends a session; its code is told to the node.
@@ -115,19 +119,13 @@ func (h *Hub) Serve(ctx context.Context, c Conn, p Peer) error {
 // finish tells the node why the hub ends the session, and closes the
 // connection, which ends the reader.
 func (s *Session) finish(err error) error {
-	e, ok := errors.AsType[*errEnd](err)
-	if !ok {
-		switch {
-		case errors.Is(err, wire.ErrProtocol):
-			e = end(wire.ProtocolErr, "%s", wire.Clean(err.Error(), wire.MaxText))
-		case errors.Is(err, context.Canceled), errors.Is(err, errStopped):
-			e = end(wire.Shutdown, "the hub is stopping")
-		case fault.KindOf(err) == fault.Unavailable:
-			e = end(wire.Internal, "%s", wire.Clean(err.Error(), wire.MaxText))
-		default:
-			s.c.CloseNow() // the connection broke
-			return err
-		}
+	s.outMu.Lock()
+	s.ended = true
+	s.outMu.Unlock()
+	e := endOf(err)
+	if e == nil {
+		s.c.CloseNow() // the connection broke
+		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeStep)
 	defer cancel()
@@ -136,6 +134,23 @@ func (s *Session) finish(err error) error {
 	}
 	s.c.CloseNow()
 	return err
+}
+
+// endOf is what to tell a peer of why its session ends, nil when there is
+// nobody to tell.
+func endOf(err error) *errEnd {
+	e, ok := errors.AsType[*errEnd](err)
+	switch {
+	case ok:
+		return e
+	case errors.Is(err, wire.ErrProtocol):
+		return end(wire.ProtocolErr, "%s", wire.Clean(err.Error(), wire.MaxText))
+	case errors.Is(err, context.Canceled), errors.Is(err, errStopped):
+		return end(wire.Shutdown, "the hub is stopping")
+	case fault.KindOf(err) == fault.Unavailable:
+		return end(wire.Internal, "%s", wire.Clean(err.Error(), wire.MaxText))
+	}
+	return nil
 }
 
 func (h *Hub) send(ctx context.Context, c Conn, version int, m wire.Message) error {
@@ -169,40 +184,58 @@ func step[M wire.Message](ctx context.Context, c Conn) (m M, err error) {
 
 // handshake proves who the node is. It changes nothing.
 func (h *Hub) handshake(ctx context.Context, c Conn, p Peer) (*Session, error) {
-	hello, err := step[*wire.Hello](ctx, c)
+	var live *Live
+	hello, version, err := h.prove(ctx, c, p, h.o.Versions, func(id string) (ed25519.PublicKey, error) {
+		snap := h.Snapshot()
+		n := snap.Nodes[id]
+		if n == nil {
+			if rv, ok := snap.revoked[id]; ok {
+				return nil, refuse(wire.Revoked, "the node was removed at %s: join with --replace", stamp(rv.At))
+			}
+			return nil, refuse(wire.NotEnrolled, "this hub has no node %s", id)
+		}
+		live = n.Live
+		return n.Key, nil
+	})
 	if err != nil {
 		return nil, err
 	}
-	version, ok := wire.Negotiate(h.o.Versions, hello.Versions)
-	if !ok {
-		return nil, refuse(wire.NoVersion, "the node speaks versions %v, this hub %v", hello.Versions, h.o.Versions)
+	return &Session{h: h, c: c, node: hello.Node, version: version, inc: hello.Incarnation, began: time.Now(),
+		wake: make(chan struct{}, 1), live: live, sent: map[string]bool{}}, nil
+}
+
+// prove runs the handshake that every peer shares: find gives the key of an ID,
+// or refuses it.
+func (h *Hub) prove(ctx context.Context, c Conn, p Peer, versions wire.Range, find func(id string) (ed25519.PublicKey, error)) (*wire.Hello, int, error) {
+	hello, err := step[*wire.Hello](ctx, c)
+	if err != nil {
+		return nil, 0, err
 	}
-	ch := &wire.Challenge{Nonce: wire.NewHex(wire.NonceLen), Versions: h.o.Versions, Version: version}
+	version, ok := wire.Negotiate(versions, hello.Versions)
+	if !ok {
+		return nil, 0, refuse(wire.NoVersion, "the peer speaks versions %v, this hub %v", hello.Versions, versions)
+	}
+	ch := &wire.Challenge{Nonce: wire.NewHex(wire.NonceLen), Versions: versions, Version: version}
 	if err := h.send(ctx, c, 0, ch); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	auth, err := step[*wire.Auth](ctx, c)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	snap := h.Snapshot()
-	n := snap.Nodes[hello.Node]
-	if n == nil {
-		if rv, ok := snap.revoked[hello.Node]; ok {
-			return nil, refuse(wire.Revoked, "the node was removed at %s: join with --replace", stamp(rv.At))
-		}
-		return nil, refuse(wire.NotEnrolled, "this hub has no node %s", hello.Node)
+	key, err := find(hello.Node)
+	if err != nil {
+		return nil, 0, err
 	}
 	payload, err := wire.AuthPayload(hello, ch, p.Channel)
 	if err != nil {
-		return nil, refuse(wire.ProtocolErr, "%v", err)
+		return nil, 0, refuse(wire.ProtocolErr, "%v", err)
 	}
 	sig, err := wire.ParseHex("signature", auth.Signature, wire.SignatureLen)
-	if err != nil || !ed25519.Verify(n.Key, payload, sig) {
-		return nil, refuse(wire.BadSignature, "the signature is not that of the node's key over this connection; a proxy that terminates TLS breaks it")
+	if err != nil || !ed25519.Verify(key, payload, sig) {
+		return nil, 0, refuse(wire.BadSignature, "the signature is not that of the peer's key over this connection; a proxy that terminates TLS breaks it")
 	}
-	return &Session{h: h, c: c, node: n.ID, version: version, inc: hello.Incarnation, began: time.Now(),
-		wake: make(chan struct{}, 1), live: n.Live, sent: map[string]bool{}}, nil
+	return hello, version, nil
 }
 
 // attach makes s its node's session; an older one is superseded.
@@ -238,7 +271,9 @@ func (h *Hub) attach(ctx context.Context, s *Session) error {
 	if old != nil {
 		h.Stats.Superseded.Add(1)
 		old.cancel(end(wire.Superseded, "the node has connected again"))
+		h.jobs.detach(old)
 	}
+	h.jobs.attach(s)
 	if h.Snapshot().Nodes[s.node] == nil { // removed after the handshake looked
 		h.detach(s)
 		return end(wire.Revoked, "the node was removed")
@@ -256,6 +291,7 @@ func (h *Hub) detach(s *Session) {
 	}
 	h.sessMu.Unlock()
 	if mine {
+		h.jobs.detach(s)
 		h.publish([]Event{{s.node, "session", "ended"}})
 	}
 }
@@ -334,10 +370,40 @@ func (s *Session) take(ctx context.Context, m wire.Message) error {
 	case *wire.Hello, *wire.Auth:
 		return fmt.Errorf("%w: a message of the handshake in a session", wire.ErrProtocol)
 	default:
-		// Placed jobs: this hub places none, so there is nothing to answer.
-		h.log.Debug("message without a use", logx.Node, s.node, "type", fmt.Sprintf("%T", m))
+		return h.jobMessage(ctx, s, m)
 	}
 	return nil
+}
+
+// post has the session's writer send messages, in order. It says whether the
+// session was still there to do so.
+func (s *Session) post(ms ...wire.Message) bool {
+	s.outMu.Lock()
+	ok := !s.ended
+	if ok {
+		s.outbox = append(s.outbox, ms...)
+	}
+	s.outMu.Unlock()
+	s.wakeUp()
+	return ok
+}
+
+// flush sends what was posted.
+func (s *Session) flush(ctx context.Context) error {
+	for {
+		s.outMu.Lock()
+		out := s.outbox
+		s.outbox = nil
+		s.outMu.Unlock()
+		if len(out) == 0 {
+			return nil
+		}
+		for _, m := range out {
+			if err := s.h.send(ctx, s.c, s.version, m); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // write sends the hub's pings and what steers the node, and ends the session
@@ -370,6 +436,10 @@ func (s *Session) write(ctx context.Context) {
 		case <-s.wake:
 			if err := s.steer(ctx); err != nil {
 				s.cancel(fmt.Errorf("steering: %w", err))
+				return
+			}
+			if err := s.flush(ctx); err != nil {
+				s.cancel(fmt.Errorf("sending what is of placed jobs: %w", err))
 				return
 			}
 		}

@@ -48,6 +48,8 @@ type Store interface {
 	// Issued says whether the hub has a record of a desired state of that id
 	// for the node.
 	Issued(ctx context.Context, node, id string) (bool, error)
+
+	JobStore
 }
 
 // Loaded is what a Store holds, but for audit lines, workloads, settled
@@ -60,6 +62,8 @@ type Loaded struct {
 	Commands   []*Command // without a final outcome
 	Revoked    []Revoked
 	LastAudit  uint64 // Seq of the newest audit line, 0 = none
+
+	LoadedJobs
 }
 
 // Batch is one change of the store. Rows replace those of the same key.
@@ -79,12 +83,14 @@ type Batch struct {
 	// each node's newest CommandsKept, of which it may yet report one. 0 = none.
 	SettledBefore int64
 	Audit         []AuditLine // Seq is set by the hub; only AuditKept stay
+
+	JobBatch
 }
 
 // Empty says whether there is nothing to store.
 func (b *Batch) Empty() bool {
 	return len(b.Records)+len(b.Removed)+len(b.Revoked)+len(b.Heartbeats)+len(b.Workloads)+len(b.Issued)+
-		len(b.Tokens)+len(b.DropTokens)+len(b.Commands)+len(b.Audit) == 0 && b.SettledBefore == 0
+		len(b.Tokens)+len(b.DropTokens)+len(b.Commands)+len(b.Audit) == 0 && b.SettledBefore == 0 && b.JobBatch.Empty()
 }
 
 // Record is what the hub knows of a node but for its readings. It is never
@@ -160,7 +166,11 @@ type Token struct {
 	Actor   string
 	Spent   int64 // 0 = not
 	Node    string
+	Kind    string // "" = a node's, TokenGitLab a relay's
 }
+
+// TokenGitLab is the kind of token that only a relay's enrollment spends.
+const TokenGitLab = "gitlab"
 
 // Revoked is a key whose node was removed.
 type Revoked struct {

@@ -21,6 +21,15 @@ func hashToken(token string) string {
 // CreateToken issues a token that one enrollment may spend within ttl. The hub
 // keeps its hash alone.
 func (h *Hub) CreateToken(ctx context.Context, actor string, ttl time.Duration) (token string, err error) {
+	return h.CreateTokenOf(ctx, actor, "", ttl)
+}
+
+// CreateTokenOf issues a token of a kind: "" for a node, TokenGitLab for a
+// relay.
+func (h *Hub) CreateTokenOf(ctx context.Context, actor, kind string, ttl time.Duration) (token string, err error) {
+	if kind != "" && kind != TokenGitLab {
+		return "", fault.Newf(fault.Usage, "%q is no kind of token; %s is", wire.Clean(kind, 40), TokenGitLab)
+	}
 	if ttl < time.Second || ttl > MaxTokenTTL*time.Second {
 		return "", fault.Newf(fault.Usage, "a token cannot be valid for %v: 1s to 30 days are allowed", ttl)
 	}
@@ -35,9 +44,13 @@ func (h *Hub) CreateToken(ctx context.Context, actor string, ttl time.Duration) 
 		if unspent >= MaxTokens {
 			return fault.Newf(fault.Busy, "%d tokens are waiting to be spent already", unspent).Hint("they are forgotten as they expire")
 		}
-		tok := Token{Hash: hashToken(token), Created: t.unix(), Expires: t.now.Add(ttl).Unix(), Actor: actor}
+		tok := Token{Hash: hashToken(token), Created: t.unix(), Expires: t.now.Add(ttl).Unix(), Actor: actor, Kind: kind}
 		t.token(tok)
-		t.audit("", actor, "token created", fmt.Sprintf("token %s…, valid until %s", tok.Hash[:8], stamp(tok.Expires)))
+		of := ""
+		if kind != "" {
+			of = " of kind " + kind
+		}
+		t.audit("", actor, "token created", fmt.Sprintf("token %s…%s, valid until %s", tok.Hash[:8], of, stamp(tok.Expires)))
 		t.event("", "token", "created")
 		return nil
 	})
@@ -77,16 +90,12 @@ func (h *Hub) Enroll(ctx context.Context, r *wire.EnrollRequest, channel []byte,
 	}
 	reply := &wire.EnrollReply{Hub: h.id}
 	err = h.do(ctx, func(t *tx) error {
-		tok, ok := t.s.Tokens[hashToken(r.Token)]
-		switch {
-		case !ok:
-			return refuse(wire.TokenInvalid, "the hub gave out no such token, or it expired long ago")
-		case tok.Spent != 0 && t.s.byKey[string(key)] == tok.Node && tok.Node != "":
+		if tok := t.s.Tokens[hashToken(r.Token)]; tok.Spent != 0 && t.s.byKey[string(key)] == tok.Node && tok.Node != "" {
 			return refuse(wire.TokenUsed, "the token was spent, by this key: enroll again with a new one to get the node's ID back")
-		case tok.Spent != 0:
-			return refuse(wire.TokenUsed, "the token was spent at %s", stamp(tok.Spent))
-		case tok.Expires <= t.unix():
-			return refuse(wire.TokenExpired, "the token expired at %s", stamp(tok.Expires))
+		}
+		tok, err := t.spendable(r.Token, "")
+		if err != nil {
+			return err
 		}
 		for _, rv := range t.s.revoked {
 			if rv.Key.Equal(ed25519.PublicKey(key)) {
@@ -115,6 +124,24 @@ func (h *Hub) Enroll(ctx context.Context, r *wire.EnrollRequest, channel []byte,
 		return nil, err
 	}
 	return reply, nil
+}
+
+// spendable finds a token that an enrollment of that kind may spend now.
+func (t *tx) spendable(token, kind string) (Token, error) {
+	tok, ok := t.s.Tokens[hashToken(token)]
+	switch {
+	case !ok:
+		return tok, refuse(wire.TokenInvalid, "the hub gave out no such token, or it expired long ago")
+	case tok.Kind != kind && kind == "":
+		return tok, refuse(wire.TokenInvalid, "the token is for vk-gitlab join, not for a node")
+	case tok.Kind != kind:
+		return tok, refuse(wire.TokenInvalid, "the token is for a node: vk-hub token create --kind gitlab issues one for vk-gitlab join")
+	case tok.Spent != 0:
+		return tok, refuse(wire.TokenUsed, "the token was spent at %s", stamp(tok.Spent))
+	case tok.Expires <= t.unix():
+		return tok, refuse(wire.TokenExpired, "the token expired at %s", stamp(tok.Expires))
+	}
+	return tok, nil
 }
 
 // Remove revokes a node and ends its session.

@@ -31,12 +31,14 @@ type Memory struct {
 	commands  []hub.Command
 	revoked   map[string]hub.Revoked
 	audit     []hub.AuditLine
+
+	jobs
 }
 
 // NewMemory makes an empty store.
 func NewMemory() *Memory {
 	return &Memory{hub: wire.NewID(), records: map[string]*hub.Record{}, beats: map[string]hub.Heartbeat{}, workloads: map[string]hub.Workloads{},
-		issued: map[string]bool{}, tokens: map[string]hub.Token{}, revoked: map[string]hub.Revoked{}}
+		issued: map[string]bool{}, tokens: map[string]hub.Token{}, revoked: map[string]hub.Revoked{}, jobs: newJobs()}
 }
 
 // Fail makes Apply fail until it is called with nil.
@@ -54,7 +56,7 @@ func (m *Memory) Copy() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Memory{hub: m.hub, records: maps.Clone(m.records), beats: maps.Clone(m.beats), workloads: maps.Clone(m.workloads), issued: maps.Clone(m.issued),
-		tokens: maps.Clone(m.tokens), commands: slices.Clone(m.commands), revoked: maps.Clone(m.revoked), audit: slices.Clone(m.audit)}
+		tokens: maps.Clone(m.tokens), commands: slices.Clone(m.commands), revoked: maps.Clone(m.revoked), audit: slices.Clone(m.audit), jobs: m.jobs.copy()}
 }
 
 // clone is v after a trip through JSON, as a database would give it.
@@ -85,6 +87,7 @@ func (m *Memory) Load(context.Context) (*hub.Loaded, error) {
 	if n := len(m.audit); n > 0 {
 		l.LastAudit = m.audit[n-1].Seq
 	}
+	m.jobs.load(&l.LoadedJobs)
 	return l, nil
 }
 
@@ -136,6 +139,7 @@ func (m *Memory) Apply(_ context.Context, b *hub.Batch) error {
 		m.commands[i].Outcome, m.commands[i].Message, m.commands[i].Acked = c.Outcome, c.Message, c.Acked
 	}
 	m.prune(b.SettledBefore)
+	m.jobs.apply(&b.JobBatch)
 	m.audit = append(m.audit, b.Audit...)
 	if n := len(m.audit) - hub.AuditKept; n > 0 {
 		m.audit = slices.Clone(m.audit[n:])
