@@ -239,6 +239,9 @@ func (d *DB) Jobs(ctx context.Context, q hub.JobQuery) (list []*hub.Job, err err
 	if q.Since > 0 {
 		where, args = where+" AND submitted_at >= ?", append(args, q.Since)
 	}
+	if q.ID != "" {
+		where, args = where+" AND id >= ? AND id < ?", append(args, q.ID, q.ID+"g") // past every hex digit
+	}
 	is("owner", q.Owner)
 	is("instance", q.Instance)
 	if below, ok := strings.CutSuffix(q.Project, "/**"); ok {

@@ -53,8 +53,10 @@ type uidKey struct{}
 // Serve answers until ctx ends.
 func (a *Admin) Serve(ctx context.Context, l *net.UnixListener) error {
 	mux := http.NewServeMux()
-	for r, f := range a.routes() {
-		mux.HandleFunc(r.String(), a.handle(f))
+	for _, routes := range []map[hubadmin.Route]func(context.Context, *call) (any, error){a.routes(), a.jobRoutes()} {
+		for r, f := range routes {
+			mux.HandleFunc(r.String(), a.handle(f))
+		}
 	}
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: wire.HandshakeStep, ReadTimeout: time.Minute, ErrorLog: log.New(logWriter{a.Log}, "", 0),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
@@ -153,7 +155,7 @@ func (a *Admin) token(ctx context.Context, c *call) (any, error) {
 	if q.TTLSecs < 0 || q.TTLSecs > hub.MaxTokenTTL {
 		q.TTLSecs = hub.MaxTokenTTL + 1 // no overflow; the hub refuses it
 	}
-	t, err := a.Hub.CreateToken(ctx, c.actor, time.Duration(q.TTLSecs)*time.Second)
+	t, err := a.Hub.CreateTokenOf(ctx, c.actor, q.Kind, time.Duration(q.TTLSecs)*time.Second)
 	return hubadmin.TokenReply{Token: t}, err
 }
 

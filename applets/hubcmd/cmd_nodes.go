@@ -212,13 +212,22 @@ func (a *app) await(ctx context.Context, c *hubadmin.Client, cmd *hubadmin.Comma
 	}
 }
 
+// pools reads what is given of them: with commas, as arguments, or none.
+func pools(args []string) []string {
+	list := strings.FieldsFunc(strings.Join(args, ","), func(r rune) bool { return r == ',' })
+	if len(list) == 1 && list[0] == "none" {
+		return nil
+	}
+	return list
+}
+
 func newPools(a *app) *cli.Command {
 	return statuses(cliutil.Takes(&cli.Command{
-		Name: "pools", Usage: "set the pools that a node is in", ArgsUsage: "NODE [POOL…]",
-		Description: "Replaces the node's pools by those named; with none, it is in none. They will select\n" +
-			"nodes for placed jobs.",
+		Name: "pools", Usage: "set the pools that a node is in", ArgsUsage: "NODE POOL[,POOL…]|none",
+		Description: "Replaces the node's pools by those named, with commas between them or as arguments of\n" +
+			"their own. A placed job runs on the nodes of its runner's pool alone.",
 		Action: a.asks(func(ctx context.Context, c *hubadmin.Client, args []string) error {
-			n, err := c.SetPools(ctx, args[0], args[1:])
+			n, err := c.SetPools(ctx, args[0], pools(args[1:]))
 			if err != nil {
 				return err
 			}

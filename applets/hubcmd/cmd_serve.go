@@ -16,6 +16,7 @@ import (
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubadmin"
 	"virtkit/core/fleet/hubconf"
+	"virtkit/core/fleet/outstore"
 	"virtkit/core/logx"
 	"virtkit/core/version"
 	"virtkit/hubdb"
@@ -66,7 +67,13 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log})
+	outputs, err := outstore.Open(c.Outputs())
+	if err != nil {
+		return err
+	}
+	jobs := c.Options()
+	jobs.Outputs = outputs
+	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs})
 	if err != nil {
 		return err
 	}
@@ -88,6 +95,7 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 	defer stopWriting()
 	var writer errgroup.Group
 	writer.Go(func() error { return h.Run(writing) })
+	writer.Go(func() error { return outputs.Run(writing, h.Synced) })
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return nodes.Serve(gctx, cert) })
 	g.Go(func() error { return admin.Serve(gctx, adminL) })

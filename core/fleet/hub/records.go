@@ -48,6 +48,7 @@ type JobStore interface {
 
 // JobQuery selects records. Zero fields select all.
 type JobQuery struct {
+	ID       string // or the beginning of one
 	Limit    int
 	Before   int64 // N below it
 	Owner    string

@@ -53,7 +53,8 @@ var (
 
 // TokenRequest asks for an enrollment token.
 type TokenRequest struct {
-	TTLSecs int64 `json:"ttl_secs"`
+	TTLSecs int64  `json:"ttl_secs"`
+	Kind    string `json:"kind,omitempty"` // "" = a node's, gitlab a relay's
 }
 
 // TokenReply holds it.
@@ -276,7 +277,7 @@ func (c *Client) unreachable(ctx context.Context, err error) error {
 // Token issues a token.
 func (c *Client) Token(ctx context.Context, ttl time.Duration) (string, error) {
 	var r TokenReply
-	err := c.Call(ctx, Token, "", nil, TokenRequest{int64(ttl / time.Second)}, &r)
+	err := c.Call(ctx, Token, "", nil, TokenRequest{TTLSecs: int64(ttl / time.Second)}, &r)
 	return r.Token, err
 }
 

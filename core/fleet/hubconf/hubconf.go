@@ -36,13 +36,13 @@ type Config struct {
 	MetricsAddr      string `toml:"metrics_addr"`       // HOST:PORT of /metrics; "" = off
 	MetricsTokenFile string `toml:"metrics_token_file"` // whose first line a scraper must bear
 	LogFormat        string `toml:"log_format"`         // text or json
+
+	Jobs
 }
 
 // later are keys of the reference that this version does not act on.
 var later = map[string]string{
-	"release_repository": "releases", "ui_addr": "the web UI", "ui_url": "the web UI", "oidc": "sign-in", "job_lost_after_secs": "placed jobs",
-	"job_history": "placed jobs", "kept_failure_output": "placed jobs", "kept_output": "placed jobs", "kept_output_total": "placed jobs",
-	"image_affinity_max_load": "placed jobs", "image_affinity_max_extra_load": "placed jobs", "max_job_token_secs": "placed jobs",
+	"release_repository": "releases", "ui_addr": "the web UI", "ui_url": "the web UI", "oidc": "sign-in", "max_job_token_secs": "registry tokens", "jobs": "egress rules",
 }
 
 // DefaultAddr is where a hub listens unless told otherwise.
@@ -58,7 +58,7 @@ func Default(getenv func(string) string, home string) *Config {
 	if !filepath.IsAbs(data) {
 		data = filepath.Join(home, ".local/share")
 	}
-	return &Config{Addr: DefaultAddr, DataDir: filepath.Join(data, "virtkit/hub"), HeartbeatSecs: int(wire.DefaultHeartbeat / time.Second), LogFormat: "text"}
+	return &Config{Addr: DefaultAddr, DataDir: filepath.Join(data, "virtkit/hub"), HeartbeatSecs: int(wire.DefaultHeartbeat / time.Second), LogFormat: "text", Jobs: defaultJobs()}
 }
 
 // maxFile is more than any hub.toml has.
@@ -148,6 +148,7 @@ func (c *Config) validate(data []byte) error {
 	if c.LogFormat != "text" && c.LogFormat != "json" {
 		bad("log_format", "%q is neither text nor json", c.LogFormat)
 	}
+	c.Jobs.validate(bad)
 	if len(ps) > 0 {
 		return fault.New(fault.Usage, "").Because(ps).Hint("docs/hub.md lists the keys of hub.toml")
 	}
@@ -225,6 +226,9 @@ func (c *Config) MakeDataDir() error {
 
 // Database is the file of the hub's database.
 func (c *Config) Database() string { return filepath.Join(c.DataDir, "hub.sqlite") }
+
+// Outputs is the directory of jobs' outputs.
+func (c *Config) Outputs() string { return filepath.Join(c.DataDir, "jobs") }
 
 // AdminSocket is where vk-hub's other commands reach the running hub.
 func (c *Config) AdminSocket() string { return filepath.Join(c.DataDir, "admin.sock") }

@@ -5,8 +5,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubconf"
 )
 
@@ -40,6 +42,17 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
+func TestJobOptions(t *testing.T) {
+	c, err := load(t, "job_lost_after_secs = 60\njob_history = 7\nkept_failure_output = '0'\nkept_output = '2M'\nimage_affinity_max_load = 0.0\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := hub.JobOptions{LostAfter: time.Minute, History: 7, KeptFailure: -1, Kept: 2 << 20, KeptTotal: 1 << 30, AffinityMaxLoad: -1, AffinityMaxExtra: 0.25}
+	if got := c.Options(); got != want {
+		t.Errorf("options %+v, want %+v", got, want)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]string{
 		"\naddress = 'x'":                                "hub.toml:2:1: address: is no key of hub.toml",
@@ -56,6 +69,12 @@ func TestRefusals(t *testing.T) {
 		"data_dir = 'hub'":                               "hub.toml:1: data_dir: \"hub\" is not an absolute path",
 		"heartbeat_secs = 0":                             "heartbeat_secs: 0 is not between 1 and 300",
 		"metrics_addr = '192.0.2.1:9100'":                "metrics_token_file is needed",
+		"job_lost_after_secs = 0":                        "job_lost_after_secs: 0 is not between 1 and 86400",
+		"job_history = 0":                                "job_history: 0 is not between 1 and 1000000",
+		"kept_output = '5M'":                             "kept_output: 5M is more than 4M",
+		"kept_output_total = 'much'":                     "is not a size",
+		"image_affinity_max_load = 3.0":                  "image_affinity_max_load: 3 is not between 0 and 2",
+		"image_affinity_max_extra_load = -1.0":           "image_affinity_max_extra_load: -1 is not between 0 and 1",
 		"log_format = 'xml'":                             "neither text nor json",
 		"heartbeat_secs = 500\nlog_format = 'something'": "log_format",
 	} {

@@ -165,7 +165,7 @@ func (m *Memory) Jobs(_ context.Context, q hub.JobQuery) (out []*hub.Job, _ erro
 	for _, n := range all {
 		j := m.jobs.jobs[n]
 		below, tree := strings.CutSuffix(q.Project, "/**")
-		if len(out) >= q.Limit || (q.Before > 0 && n >= q.Before) || j.Submitted < q.Since ||
+		if len(out) >= q.Limit || (q.Before > 0 && n >= q.Before) || j.Submitted < q.Since || !strings.HasPrefix(j.ID, q.ID) ||
 			tree && !strings.HasPrefix(j.Path, below+"/") || !tree && !is(q.Project, j.Path) ||
 			!is(q.Owner, j.Owner) || !is(q.Instance, j.Instance) || !is(q.Ref, j.Ref) || !is(q.Name, j.Name) ||
 			!is(string(q.State), string(j.State)) || !is(q.Failure, j.Outcome()) || !is(q.Node, j.Node) || !is(q.Pool, j.Placement.Pool) {

@@ -1,0 +1,63 @@
+package hub
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"virtkit/core/fault"
+	"virtkit/core/fleet/dispatch"
+	"virtkit/core/fleet/wire"
+)
+
+// ServerStatus is how the hub holds a relay's server.
+func (s *Snapshot) ServerStatus(relay string) dispatch.ServerStatus { return s.serverStatus(relay) }
+
+// ServerList is all servers that were decided on, by name, then URL.
+func (s *Snapshot) ServerList() []Server {
+	list := slices.Collect(maps.Values(s.Servers))
+	slices.SortFunc(list, func(a, b Server) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.URL, b.URL)
+	})
+	return list
+}
+
+// OutputLen is how much of a job's output can be read, or could.
+func (h *Hub) OutputLen(j *Job) int64 { return h.outputLen(j) }
+
+// FindJob finds a job of anybody's by its ID or 8 digits of one or more.
+func (h *Hub) FindJob(ctx context.Context, id string) (*Job, error) {
+	if !wire.IsHex(id, wire.IDLen) && len(id) < 8 {
+		return nil, fault.Newf(fault.NotFound, "no job %q", wire.Clean(id, 80)).Hint("vk-hub jobs lists them; an ID or 8 of its digits is expected")
+	}
+	p := h.jobs
+	p.mu.RLock()
+	j := p.jobs[id]
+	p.mu.RUnlock()
+	if j != nil {
+		return j, nil
+	}
+	list, err := h.store.Jobs(ctx, JobQuery{ID: id, Limit: 2})
+	switch {
+	case err != nil:
+		return nil, err
+	case len(list) == 0:
+		return nil, fault.Newf(fault.NotFound, "no job %q", wire.Clean(id, 80)).Hint("vk-hub jobs lists them; an ID or 8 of its digits is expected")
+	case len(list) > 1:
+		return nil, fault.Newf(fault.Conflict, "%q means more than one job", wire.Clean(id, 80)).Hint("name it by its whole ID")
+	}
+	return list[0], nil
+}
+
+// CancelJob stops a job of anybody's.
+func (h *Hub) CancelJob(ctx context.Context, actor string, j *Job, mode wire.CancelMode) (*Job, error) {
+	j, e := h.cancel(ctx, actor, j, mode)
+	if e != nil {
+		return nil, fault.New(fault.Unavailable, e.Text)
+	}
+	return j, nil
+}
