@@ -183,7 +183,7 @@ func (j *Joined) enroll(ctx context.Context, u *url.URL, token, dir string, o Jo
 	if err != nil {
 		return err
 	}
-	reply, err := post(ctx, u, token, key, o)
+	reply, err := Enroll(ctx, EnrollCall{Hub: u, Path: wire.EnrollPath, Token: token, Key: key, CA: o.CA, Hostname: o.Hostname, VK: o.VK, Dial: o.Dial, As: AsNode})
 	if err != nil {
 		return err
 	}
@@ -195,9 +195,23 @@ func (j *Joined) enroll(ctx context.Context, u *url.URL, token, dir string, o Jo
 // enrollTime bounds the whole exchange.
 const enrollTime = 30 * time.Second
 
-// post sends the request. The body can only be written once the connection is
+// EnrollCall is one request of an enrollment, of a node or of another peer.
+type EnrollCall struct {
+	Hub          *url.URL
+	Path         string
+	Token        string // a secret
+	Key          ed25519.PrivateKey
+	CA           []byte // PEM; nil = the system's roots
+	Hostname, VK string
+	As           Peer
+	// Dial replaces a plain TCP dial, in tests.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+}
+
+// Enroll sends the request. The body can only be written once the connection is
 // there, since what is signed names it: it is made when the transport has one.
-func post(ctx context.Context, u *url.URL, token string, key ed25519.PrivateKey, o JoinOptions) (*wire.EnrollReply, error) {
+func Enroll(ctx context.Context, o EnrollCall) (*wire.EnrollReply, error) {
+	u, token, key := o.Hub, o.Token, o.Key
 	conf, err := TLSConfig(o.CA)
 	if err != nil {
 		return nil, err
@@ -225,7 +239,7 @@ func post(ctx context.Context, u *url.URL, token string, key ed25519.PrivateKey,
 			})
 		}
 	}})
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String()+wire.EnrollPath, body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String()+o.Path, body)
 	if err != nil {
 		return nil, err
 	}
@@ -244,7 +258,7 @@ func post(ctx context.Context, u *url.URL, token string, key ed25519.PrivateKey,
 		return nil, explainTLS(u, err)
 	}
 	defer resp.Body.Close()
-	return readReply(u, resp)
+	return o.readReply(resp)
 }
 
 func explainTLS(u *url.URL, err error) error {
@@ -261,7 +275,8 @@ func explainTLS(u *url.URL, err error) error {
 	return e
 }
 
-func readReply(u *url.URL, resp *http.Response) (*wire.EnrollReply, error) {
+func (o *EnrollCall) readReply(resp *http.Response) (*wire.EnrollReply, error) {
+	u := o.Hub
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
 		return nil, fault.Newf(fault.Unavailable, "reading the answer of %s", u).Because(err)
@@ -281,32 +296,49 @@ func readReply(u *url.URL, resp *http.Response) (*wire.EnrollReply, error) {
 	if json.Unmarshal(b, &r) != nil || r.Code == "" {
 		return nil, fault.Newf(fault.Unavailable, "%s answered HTTP %d, and not as a hub does", u, resp.StatusCode)
 	}
-	return nil, Refused(u.String(), r.Code, r.Message)
+	return nil, o.As.Refused(u.String(), r.Code, r.Message)
+}
+
+// Peer is what enrolls with a hub, as the texts of refusals name it.
+type Peer struct {
+	Name  string // such as "node"
+	Token string // the command that makes a token for one
+	Join  string // the command that enrolls it as a new one
+}
+
+// AsNode is a node.
+var AsNode = Peer{Name: "node", Token: "vk-hub token create", Join: "vk node join --replace"}
+
+// Refused is a hub's refusal of a node as an error, with what to do about it.
+func Refused(hub string, code wire.Refusal, message string) error {
+	return AsNode.Refused(hub, code, message)
 }
 
 // Refused is a hub's refusal as an error, with what to do about it.
-func Refused(hub string, code wire.Refusal, message string) error {
+func (p Peer) Refused(hub string, code wire.Refusal, message string) error {
 	text, hint, kind := "", "", fault.Denied
+	newToken := p.Token + ", on the hub's host, prints a new one"
+	again := "enroll it as a new " + p.Name + ": " + p.Join + ", with a new token"
 	switch code {
 	case wire.TokenInvalid:
-		text, hint = "the hub did not give out this token", "vk-hub token create, on the hub's host, prints a new one"
+		text, hint = "the hub did not give out this token", newToken
 	case wire.TokenUsed:
-		text, hint = "the token was used already", "a token enrolls one node: vk-hub token create prints a new one"
+		text, hint = "the token was used already", "a token enrolls one "+p.Name+": "+newToken
 	case wire.TokenExpired:
-		text, hint = "the token has expired", "vk-hub token create, on the hub's host, prints a new one"
+		text, hint = "the token has expired", newToken
 	case wire.KeyRevoked:
-		text, hint = "the hub has removed the node with this key", "enroll it as a new node: vk node join --replace, with a new token"
+		text, hint = "the hub has removed the "+p.Name+" with this key", again
 	case wire.NotEnrolled:
-		text, hint = "the hub knows no such node", "enroll it as a new node: vk node join --replace, with a new token"
+		text, hint = "the hub knows no such "+p.Name, again
 	case wire.Revoked:
-		text, hint = "the hub has removed this node", "enroll it as a new node: vk node join --replace, with a new token"
+		text, hint = "the hub has removed this "+p.Name, again
 	case wire.BadSignature:
 		text = "the hub refuses the signature"
 		hint = "a proxy in front of the hub must pass TLS through: terminating it breaks what is signed; or the key is not the one that was enrolled"
 	case wire.NoVersion:
 		text, hint, kind = "the hub speaks no protocol version that this vk speaks", "update the older of the two", fault.Unavailable
 	case wire.Superseded:
-		text, kind = "a newer session of this node took over", fault.Unavailable
+		text, kind = "a newer session of this "+p.Name+" took over", fault.Unavailable
 	case wire.Overloaded, wire.Shutdown, wire.Internal, wire.Silent:
 		text, kind = "the hub ended it: "+string(code), fault.Unavailable
 	default:

@@ -49,22 +49,29 @@ type Enrollment struct {
 // identity.
 func Own(stateDir string, create bool) (dir string, err error) {
 	dir = filepath.Join(stateDir, Dir)
+	err = OwnDir(dir, create)
+	if errors.Is(err, fs.ErrNotExist) && !create {
+		return "", errNotEnrolled(dir)
+	}
+	if err != nil {
+		return "", err
+	}
+	return dir, nil
+}
+
+// OwnDir makes sure that a directory belongs to this user and is closed to
+// everyone else, and makes it when create says so.
+func OwnDir(dir string, create bool) error {
 	if create {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return "", err
+			return err
 		}
 	}
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
-		if err == unix.ENOENT {
-			return "", errNotEnrolled(dir)
-		}
-		return "", &fs.PathError{Op: "lstat", Path: dir, Err: err}
+		return &fs.PathError{Op: "lstat", Path: dir, Err: err}
 	}
-	if err := owned(dir, &st, unix.S_IFDIR, "a directory"); err != nil {
-		return "", err
-	}
-	return dir, nil
+	return owned(dir, &st, unix.S_IFDIR, "a directory")
 }
 
 func errNotEnrolled(dir string) error {
@@ -75,7 +82,7 @@ func errNotEnrolled(dir string) error {
 func owned(path string, st *unix.Stat_t, kind uint32, what string) error {
 	bad := func(format string, a ...any) error {
 		return fault.Newf(fault.Denied, "%s %s", path, fmt.Sprintf(format, a...)).
-			Hint("it holds the key of this host: only the user that the node runs as may reach it")
+			Hint("it holds secrets of this host: only the user that this program runs as may reach it; chmod go-rwx, or chown it")
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != kind:
@@ -88,8 +95,9 @@ func owned(path string, st *unix.Stat_t, kind uint32, what string) error {
 	return nil
 }
 
-// readOwn reads a file of the node's directory, held to the same rule.
-func readOwn(path string) ([]byte, error) {
+// ReadOwn reads a file of such a directory, of at most 4 MiB, held to the same
+// rule.
+func ReadOwn(path string) ([]byte, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -103,7 +111,7 @@ func readOwn(path string) ([]byte, error) {
 		return nil, err
 	}
 	if st.Size > 4<<20 {
-		return nil, fault.Newf(fault.System, "%s has %d bytes, which is no file of a node", path, st.Size)
+		return nil, fault.Newf(fault.System, "%s has %d bytes, which is more than such a file has", path, st.Size)
 	}
 	b := make([]byte, st.Size)
 	n, err := f.Read(b)
@@ -117,7 +125,7 @@ func readOwn(path string) ([]byte, error) {
 // sure of.
 func LoadEnrollment(dir string) (*Enrollment, error) {
 	path := filepath.Join(dir, EnrollmentFile)
-	b, err := readOwn(path)
+	b, err := ReadOwn(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errNotEnrolled(path)
 	}
@@ -137,14 +145,14 @@ func LoadEnrollment(dir string) (*Enrollment, error) {
 	if e.Key, err = loadKey(filepath.Join(dir, KeyFile)); err != nil {
 		return nil, err
 	}
-	if e.CA, err = readOwn(filepath.Join(dir, CAFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if e.CA, err = ReadOwn(filepath.Join(dir, CAFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	return &e, nil
 }
 
 func loadKey(path string) (ed25519.PrivateKey, error) {
-	b, err := readOwn(path)
+	b, err := ReadOwn(path)
 	if err != nil {
 		return nil, err
 	}
