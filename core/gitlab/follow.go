@@ -122,7 +122,11 @@ func (f *Follower) Follow(ctx context.Context, done <-chan Result) error {
 		case res := <-done:
 			return f.finish(ctx, res)
 		case <-t.C:
-			f.tick(ctx)
+			// GitLab takes nothing of a job that it has ended: what is left is
+			// offered once more, with the result.
+			if f.told != Immediate {
+				f.tick(ctx)
+			}
 			t.Reset(f.interval)
 		}
 	}
@@ -221,6 +225,7 @@ func (f *Follower) patch(ctx context.Context, size int64) patchState {
 // finish sends the rest of the trace and the last state.
 func (f *Follower) finish(ctx context.Context, res Result) error {
 	size, crc := f.Log.Sum()
+	f.interval = f.Timing.Interval
 	if f.told == Immediate {
 		res = Result{State: Failed, Reason: "job_canceled"}
 	}

@@ -4,14 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"hash/crc32"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -21,79 +17,18 @@ import (
 	"virtkit/core/gitlab"
 )
 
-// recording is what a real gitlab-runner asked in one scenario (testdata/runner-api,
-// taken from shared/vectors: the requests but for Git's, and the rules).
-type recording struct {
-	Job *struct {
-		ID       int64
-		Token    string
-		Features struct {
-			FailureReasons []string `json:"failure_reasons"`
-		}
-	}
-	Rules    []Rule
-	Interval int // seconds, when it is not 3
-	Requests []recorded
-}
-
-type recorded struct {
-	Seq                      int
-	JobID                    int64 `json:"job_id"`
-	Endpoint, Method, Target string
-	Nth                      int
-	Headers                  [][2]string
-	Raw                      string
-	Status                   int
-}
-
-func (r *recorded) header(name string) string {
-	for _, h := range r.Headers {
-		if h[0] == name {
-			return h[1]
-		}
-	}
-	return ""
-}
-
-// ends is how many bytes of the trace there were when r was sent, or -1.
-func (r *recorded) ends(t *testing.T) int64 {
-	switch r.Endpoint {
-	case "patch":
-		var from, to int64
-		if _, err := fmt.Sscanf(r.header("Content-Range"), "%d-%d", &from, &to); err != nil {
-			t.Fatal(err)
-		}
-		return to + 1
-	case "put_running", "put_final":
-		var u struct {
-			Output struct{ Bytesize int64 }
-		}
-		if err := json.Unmarshal([]byte(r.Raw), &u); err != nil {
-			t.Fatal(err)
-		}
-		return u.Output.Bytesize
-	}
-	return -1
-}
-
-var sums = regexp.MustCompile(`crc32:[0-9a-f]{8}`)
-
-// play is a runner that repeats a recording: its trace grows as the recorded
-// one had when each request was sent.
+// play is a runner that repeats a recording's job.
 type play struct {
+	*Play
 	t     *testing.T
-	todo  []recorded // the recorded requests of the job after its acceptance
 	done  chan gitlab.Result
-	res   gitlab.Result
-	text  []byte
-	last  int // index in todo of the request after which nothing is printed
 	mu    sync.Mutex
 	seen  int
 	asked []gitlab.Cancel
 }
 
 func (p *play) ReadAt(b []byte, off int64) (int, error) {
-	n := copy(b, p.text[off:])
+	n := copy(b, p.Text[off:])
 	if n < len(b) {
 		return n, io.EOF
 	}
@@ -103,11 +38,8 @@ func (p *play) ReadAt(b []byte, off int64) (int, error) {
 func (p *play) Sum() (int64, uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	size := int64(0)
-	for i := 0; i <= p.seen && i < len(p.todo); i++ {
-		size = max(size, p.todo[i].ends(p.t))
-	}
-	return size, crc32.ChecksumIEEE(p.text[:size])
+	size := p.Size(p.seen)
+	return size, crc32.ChecksumIEEE(p.Text[:size])
 }
 
 // step is called for each request of the job, before it is answered.
@@ -115,8 +47,8 @@ func (p *play) step() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.seen++
-	if p.seen == p.last {
-		p.done <- p.res
+	if p.seen == p.Last {
+		p.done <- p.Result
 	}
 }
 
@@ -124,27 +56,19 @@ func (p *play) step() {
 // recordings' server, in the same order, with the same headers and bodies, and
 // gets the same answers.
 func TestReplayRunnerAPI(t *testing.T) {
-	files, _ := filepath.Glob("../../testdata/runner-api/*.json")
-	if len(files) < 20 {
-		t.Fatalf("%d recordings", len(files))
+	recs, err := Recordings("../../testdata/runner-api")
+	if err != nil || len(recs) < 20 {
+		t.Fatalf("%d recordings, %v", len(recs), err)
 	}
-	for _, f := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(f), ".json"), func(t *testing.T) {
+	for _, rec := range recs {
+		t.Run(rec.Name, func(t *testing.T) {
 			t.Parallel()
-			b, err := os.ReadFile(f)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var rec recording
-			if err := json.Unmarshal(b, &rec); err != nil {
-				t.Fatal(err)
-			}
-			replay(t, &rec)
+			replay(t, rec)
 		})
 	}
 }
 
-func replay(t *testing.T, rec *recording) {
+func replay(t *testing.T, rec *Recording) {
 	srv := New()
 	srv.Misbehave(rec.Rules...)
 	srv.Interval = rec.Interval
@@ -156,15 +80,11 @@ func replay(t *testing.T, rec *recording) {
 		srv.ServeHTTP(w, r)
 	}))
 	defer ts.Close()
-	var first struct {
-		Info     gitlab.Info
-		Token    string
-		SystemID string `json:"system_id"`
-	}
-	if err := json.Unmarshal([]byte(rec.Requests[0].Raw), &first); err != nil {
+	first, err := rec.Runner()
+	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := gitlab.New(ts.URL, rec.Requests[0].header("User-Agent"), first.Info, ts.Client())
+	c, err := gitlab.New(ts.URL, first.Agent, first.Info, ts.Client())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -203,10 +123,12 @@ func replay(t *testing.T, rec *recording) {
 			t.Fatalf("%s comes out of order", r.Endpoint)
 		}
 	}
-	compare(t, rec, srv.Requests())
+	for _, d := range rec.Compare(srv.Requests()) {
+		t.Error(d)
+	}
 }
 
-func addJob(t *testing.T, srv *Server, rec *recording) {
+func addJob(t *testing.T, srv *Server, rec *Recording) {
 	t.Helper()
 	b, _ := json.Marshal(map[string]any{"id": rec.Job.ID, "token": rec.Job.Token})
 	if _, err := srv.AddJob(b); err != nil {
@@ -215,52 +137,25 @@ func addJob(t *testing.T, srv *Server, rec *recording) {
 }
 
 // newPlay repeats the job whose acceptance is request i.
-func newPlay(t *testing.T, rec *recording, i int) *play {
-	p := &play{t: t, done: make(chan gitlab.Result, 1), last: -1}
-	for _, r := range rec.Requests[i:] {
-		if r.JobID == rec.Job.ID && r.Endpoint != "request" && r.Endpoint != "upload" {
-			p.todo = append(p.todo, r)
-		}
-	}
-	final := slices.IndexFunc(p.todo, func(r recorded) bool { return r.Endpoint == "put_final" })
-	if final < 0 {
-		return p
-	}
-	p.last = final
-	if p.todo[final-1].Endpoint == "patch" {
-		p.last = final - 1
-	}
-	for p.last > 0 && p.todo[p.last].Endpoint == "patch" && p.todo[p.last-1].Endpoint == "patch" &&
-		p.todo[p.last].header("Content-Range") == p.todo[p.last-1].header("Content-Range") {
-		p.last-- // the same call, made again by the transport
-	}
-	var u struct {
-		State         gitlab.State
-		FailureReason string `json:"failure_reason"`
-		ExitCode      int    `json:"exit_code"`
-		Output        struct{ Bytesize int64 }
-	}
-	if err := json.Unmarshal([]byte(p.todo[final].Raw), &u); err != nil {
+func newPlay(t *testing.T, rec *Recording, i int) *play {
+	t.Helper()
+	p, err := rec.Play(i)
+	if err != nil {
 		t.Fatal(err)
 	}
-	p.res = gitlab.Result{State: u.State, Reason: u.FailureReason, ExitCode: u.ExitCode}
-	p.text = []byte(strings.Repeat("what the job printed\n", int(u.Output.Bytesize)/20+1))[:u.Output.Bytesize]
-	return p
+	return &play{Play: p, t: t, done: make(chan gitlab.Result, 1)}
 }
 
 // run accepts and follows the job and returns the index of the next request.
-func (p *play) run(ctx context.Context, c *gitlab.Client, rec *recording, i int) int {
+func (p *play) run(ctx context.Context, c *gitlab.Client, rec *Recording, i int) int {
 	t := p.t
-	job := gitlab.Job{ID: rec.Job.ID, Token: rec.Job.Token, Reasons: rec.Job.Features.FailureReasons}
-	for _, r := range p.todo {
-		job.DebugTrace = job.DebugTrace || strings.HasSuffix(r.Target, "debug_trace=true")
-	}
+	job := gitlab.Job{ID: rec.Job.ID, Token: rec.Job.Token, Reasons: rec.Job.Features.FailureReasons, DebugTrace: p.Debug}
 	accepted := 0
-	for accepted < len(p.todo) && p.todo[accepted].Endpoint == "put_running" && !strings.Contains(p.todo[accepted].Raw, "bytesize") {
+	for accepted < len(p.Todo) && p.Todo[accepted].Endpoint == "put_running" && !strings.Contains(p.Todo[accepted].Raw, "bytesize") {
 		accepted++
 	}
 	canceled, err := c.Accept(ctx, job)
-	wantGone := p.todo[accepted-1].Status == http.StatusNotFound
+	wantGone := p.Todo[accepted-1].Status == http.StatusNotFound
 	if errors.Is(err, gitlab.ErrGone) != wantGone || canceled {
 		t.Fatalf("Accept: %v, %v", canceled, err)
 	}
@@ -270,7 +165,7 @@ func (p *play) run(ctx context.Context, c *gitlab.Client, rec *recording, i int)
 		timing.Retry, timing.Backoff = 20*time.Millisecond, 10*time.Millisecond
 		f := &gitlab.Follower{Client: c, Job: job, Log: p, Timing: timing, Cancel: func(w gitlab.Cancel) { p.asked = append(p.asked, w) }}
 		err := f.Follow(ctx, p.done)
-		last := p.todo[len(p.todo)-1]
+		last := p.Todo[len(p.Todo)-1]
 		if errors.Is(err, gitlab.ErrGone) != (last.Status == http.StatusForbidden) || err != nil && !errors.Is(err, gitlab.ErrGone) {
 			t.Errorf("Follow: %v", err)
 		}
@@ -291,58 +186,4 @@ func (p *play) run(ctx context.Context, c *gitlab.Client, rec *recording, i int)
 		i++
 	}
 	return i
-}
-
-// compare is byte for byte but for what differs with each run.
-func compare(t *testing.T, rec *recording, got []Request) {
-	t.Helper()
-	var want []recorded
-	for _, r := range rec.Requests {
-		if r.Endpoint != "upload" {
-			want = append(want, r)
-		}
-	}
-	for i := range max(len(want), len(got)) {
-		if i >= len(got) || i >= len(want) {
-			t.Fatalf("%d requests, expected %d:\n%s", len(got), len(want), sequence(got))
-		}
-		w, g := want[i], got[i]
-		if w.Endpoint != g.Endpoint || w.Method != g.Method || w.Target != g.Target || w.Status != g.Status || w.Nth != g.Nth {
-			t.Fatalf("request %d: %s %s %s, nth %d, answered %d; expected %s %s %s, nth %d, answered %d\n%s", i+1, g.Endpoint, g.Method, g.Target, g.Nth, g.Status,
-				w.Endpoint, w.Method, w.Target, w.Nth, w.Status, sequence(got))
-		}
-		var names []string
-		for _, h := range w.Headers {
-			names = append(names, h[0])
-			switch h[0] {
-			case "Host", "X-Request-Id":
-			case "Content-Length":
-				// The recorded bodies had other checksums and paths; ours was sent whole.
-				if g.Header.Get(h[0]) != fmt.Sprint(len(g.Body)) {
-					t.Errorf("request %d: Content-Length %s, with %d bytes", i+1, g.Header.Get(h[0]), len(g.Body))
-				}
-			default:
-				if v := g.Header.Get(h[0]); v != h[1] {
-					t.Errorf("request %d (%s): %s: %q, expected %q", i+1, w.Endpoint, h[0], v, h[1])
-				}
-			}
-		}
-		if len(g.Header) != len(names) {
-			t.Errorf("request %d (%s): headers %v, expected %q", i+1, w.Endpoint, g.Header, names)
-		}
-		if id := g.Header.Get("X-Request-Id"); len(id) != 32 {
-			t.Errorf("request %d: X-Request-Id %q", i+1, id)
-		}
-		if body := sums.ReplaceAllString(string(g.Body), "crc32:X"); w.Endpoint != "patch" && body != sums.ReplaceAllString(w.Raw, "crc32:X") {
-			t.Errorf("request %d (%s):\n%s\nexpected\n%s", i+1, w.Endpoint, body, w.Raw)
-		}
-	}
-}
-
-func sequence(got []Request) string {
-	var b strings.Builder
-	for _, g := range got {
-		fmt.Fprintf(&b, "  %s %d %s %d\n", g.Endpoint, g.Nth, g.Header.Get("Content-Range"), g.Status)
-	}
-	return b.String()
 }

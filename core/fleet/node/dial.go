@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"net"
@@ -29,10 +30,12 @@ type Dialer interface {
 	Dial(ctx context.Context) (Conn, error)
 }
 
-// HubDialer dials the hub of an enrollment. It uses no proxy.
+// HubDialer dials the hub of an enrollment, of a node or another peer. It uses no proxy.
 type HubDialer struct {
 	URL *url.URL
 	CA  []byte
+	// Path is where sessions are, "" = wire.SessionPath.
+	Path string
 	// Net replaces a plain TCP dial when set, in tests.
 	Net func(ctx context.Context, network, addr string) (net.Conn, error)
 }
@@ -44,7 +47,7 @@ func (d *HubDialer) Dial(ctx context.Context) (Conn, error) {
 		return nil, err
 	}
 	u := *d.URL
-	u.Path, u.Scheme = wire.SessionPath, "ws"
+	u.Path, u.Scheme = cmp.Or(d.Path, wire.SessionPath), "ws"
 	if d.URL.Scheme == "https" {
 		u.Scheme = "wss"
 	}

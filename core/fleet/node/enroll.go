@@ -183,9 +183,19 @@ func (j *Joined) enroll(ctx context.Context, u *url.URL, token, dir string, o Jo
 	if err != nil {
 		return err
 	}
-	reply, err := Enroll(ctx, EnrollCall{Hub: u, Path: wire.EnrollPath, Token: token, Key: key, CA: o.CA, Hostname: o.Hostname, VK: o.VK, Dial: o.Dial, As: AsNode})
+	public := key.Public().(ed25519.PublicKey)
+	b, err := Enroll(ctx, EnrollCall{Hub: u, Path: wire.EnrollPath, CA: o.CA, Dial: o.Dial, As: AsNode, Request: func(channel []byte) any {
+		return wire.EnrollRequest{
+			Token: token, PublicKey: hex.EncodeToString(public), Hostname: o.Hostname, VK: o.VK,
+			Signature: hex.EncodeToString(ed25519.Sign(key, wire.EnrollPayload(token, public, channel))),
+		}
+	}})
 	if err != nil {
 		return err
+	}
+	var reply wire.EnrollReply
+	if err := json.Unmarshal(b, &reply); err != nil || reply.Check() != nil {
+		return fault.Newf(fault.Unavailable, "%s does not answer as a hub does", u).Because(errors.Join(err, reply.Check()))
 	}
 	j.Enrollment = Enrollment{URL: u.String(), Hub: reply.Hub, Node: reply.Node, At: o.Now().UTC().Truncate(time.Second), Key: key, CA: o.CA}
 	j.Again = reply.Again
@@ -197,21 +207,23 @@ const enrollTime = 30 * time.Second
 
 // EnrollCall is one request of an enrollment, of a node or of another peer.
 type EnrollCall struct {
-	Hub          *url.URL
-	Path         string
-	Token        string // a secret
-	Key          ed25519.PrivateKey
-	CA           []byte // PEM; nil = the system's roots
-	Hostname, VK string
-	As           Peer
+	Hub  *url.URL
+	Path string
+	CA   []byte // PEM; nil = the system's roots
+	As   Peer
+	// Request makes the body, for the connection that a signature in it is bound
+	// to. It is encoded as JSON.
+	Request func(channel []byte) any
 	// Dial replaces a plain TCP dial, in tests.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 }
 
-// Enroll sends the request. The body can only be written once the connection is
-// there, since what is signed names it: it is made when the transport has one.
-func Enroll(ctx context.Context, o EnrollCall) (*wire.EnrollReply, error) {
-	u, token, key := o.Hub, o.Token, o.Key
+// Enroll sends the request and returns the body of the hub's answer with status
+// 200; a refusal is an error of Peer.Refused. The request can only be written
+// once the connection is there, since what is signed names it: it is made when
+// the transport has one.
+func Enroll(ctx context.Context, o EnrollCall) ([]byte, error) {
+	u := o.Hub
 	conf, err := TLSConfig(o.CA)
 	if err != nil {
 		return nil, err
@@ -219,7 +231,6 @@ func Enroll(ctx context.Context, o EnrollCall) (*wire.EnrollReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, enrollTime)
 	defer cancel()
 	body := &lazyBody{}
-	public := key.Public().(ed25519.PublicKey)
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
 		body.make = func() ([]byte, error) {
 			var state *tls.ConnectionState
@@ -233,10 +244,7 @@ func Enroll(ctx context.Context, o EnrollCall) (*wire.EnrollReply, error) {
 			if err != nil {
 				return nil, err
 			}
-			return json.Marshal(wire.EnrollRequest{
-				Token: token, PublicKey: hex.EncodeToString(public), Hostname: o.Hostname, VK: o.VK,
-				Signature: hex.EncodeToString(ed25519.Sign(key, wire.EnrollPayload(token, public, channel))),
-			})
+			return json.Marshal(o.Request(channel))
 		}
 	}})
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String()+o.Path, body)
@@ -275,7 +283,7 @@ func explainTLS(u *url.URL, err error) error {
 	return e
 }
 
-func (o *EnrollCall) readReply(resp *http.Response) (*wire.EnrollReply, error) {
+func (o *EnrollCall) readReply(resp *http.Response) ([]byte, error) {
 	u := o.Hub
 	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if err != nil {
@@ -286,11 +294,7 @@ func (o *EnrollCall) readReply(resp *http.Response) (*wire.EnrollReply, error) {
 			Hint("give the address that the hub itself listens on")
 	}
 	if resp.StatusCode == http.StatusOK {
-		var r wire.EnrollReply
-		if err := json.Unmarshal(b, &r); err != nil || r.Check() != nil {
-			return nil, fault.Newf(fault.Unavailable, "%s does not answer as a hub does", u).Because(errors.Join(err, r.Check()))
-		}
-		return &r, nil
+		return b, nil
 	}
 	var r wire.EnrollRefused
 	if json.Unmarshal(b, &r) != nil || r.Code == "" {
