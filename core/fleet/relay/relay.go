@@ -94,6 +94,7 @@ type Options struct {
 	Agent string           // User-Agent; "" = of Info
 	Now   func() time.Time // wall clock; nil = time.Now
 	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
+	wrote func()
 	Hub   Hub           // nil = a Client of the enrollment
 	Peers SessionDialer // nil = the enrollment's hub
 }
@@ -175,7 +176,7 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 	}
 	d.slots = newSlots(d.conf.Concurrent)
 	for i := range d.conf.Runners {
-		if err := d.addRunner(d.conf.Runners[i]); err != nil {
+		if err := d.addRunner(d.conf.Runners[i], o.wrote); err != nil {
 			return nil, err
 		}
 	}
@@ -223,7 +224,7 @@ func (d *Daemon) connect(o Options) error {
 	return nil
 }
 
-func (d *Daemon) addRunner(c relayconf.Runner) error {
+func (d *Daemon) addRunner(c relayconf.Runner, wrote func()) error {
 	token, err := c.ReadToken()
 	if err != nil {
 		return err
@@ -251,6 +252,7 @@ func (d *Daemon) addRunner(c relayconf.Runner) error {
 	if r.store, err = openStore(d.stateDir, r.name, d.enrollment); err != nil {
 		return err
 	}
+	r.store.wrote = wrote
 	d.runners = append(d.runners, r)
 	return nil
 }

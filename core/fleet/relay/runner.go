@@ -37,8 +37,9 @@ type runner struct {
 	id         int64 // GitLab's, once verified
 	verified   bool
 	refusedTil time.Time // asking has stopped until then
-	refusals   int       // 403s in a row
-	failures   int       // other failures in a row
+	why        dispatch.RunnerState
+	refusals   int // 403s in a row
+	failures   int // other failures in a row
 	lastUpdate string
 	requests   int
 	lastStatus int
@@ -119,8 +120,8 @@ func (r *runner) accepted(v gitlab.Verified) {
 func (r *runner) refuse(d time.Duration) {
 	r.mu.Lock()
 	r.verified, r.refusedTil = false, time.Now().Add(d)
+	r.why = dispatch.RunnerState{State: dispatch.TokenRefused, Message: "GitLab refuses the runner's token"}
 	r.mu.Unlock()
-	r.setState(dispatch.TokenRefused, "GitLab refuses the runner's token")
 	r.d.changed.signal()
 }
 
@@ -136,13 +137,14 @@ func (r *runner) ready(ctx context.Context) error {
 		changed := r.d.changed.next()
 		status := r.d.server()
 		r.mu.Lock()
-		until, id := time.Until(r.refusedTil), r.id
+		until, id, why := time.Until(r.refusedTil), r.id, r.why
 		r.mu.Unlock()
 		var timer <-chan time.Time
 		switch {
 		case status != dispatch.Approved:
 			r.setState(dispatch.ServerPending, string(status))
 		case until > 0:
+			r.setState(why.State, why.Message)
 			timer = time.After(until)
 		case id == 0: // verify says what it waits for
 		default:
@@ -405,14 +407,11 @@ func (r *runner) judge(err error) (again bool) {
 	n := r.failures
 	if n >= maxRefusals {
 		r.refusedTil = time.Now().Add(min(r.d.pace.HubMin<<min(n-maxRefusals, 10), r.d.pace.Silence))
+		r.why = dispatch.RunnerState{State: dispatch.Unhealthy, Message: wire.Clean(err.Error(), wire.MaxText)}
 	}
 	r.mu.Unlock()
 	r.log.Warn("asking GitLab for a job", logx.Err, err, "times", n)
-	if n >= maxRefusals {
-		r.setState(dispatch.Unhealthy, wire.Clean(err.Error(), wire.MaxText))
-		return false
-	}
-	return true
+	return n < maxRefusals
 }
 
 // maxRefusals in a row stop a runner from asking (vectors/README.md 4).

@@ -27,6 +27,7 @@ func (h *Hub) serveSession(w http.ResponseWriter, r *http.Request) {
 	}
 	h.mu.Lock()
 	h.sessions++
+	began := h.drops
 	h.changeLocked()
 	h.mu.Unlock()
 	gone := make(chan struct{})
@@ -49,8 +50,11 @@ func (h *Hub) serveSession(w http.ResponseWriter, r *http.Request) {
 	defer ping.Stop()
 	for {
 		h.mu.Lock()
-		changed, status, there, removed := h.changed, h.status, h.inventory != nil, relay.removed
+		changed, status, there, removed, drops := h.changed, h.status, h.inventory != nil, relay.removed, h.drops
 		h.mu.Unlock()
+		if drops != began {
+			return
+		}
 		if removed {
 			say(ctx, c, &dispatch.Closing{Code: wire.Revoked})
 			c.Close(wsx.Normal, "removed")
@@ -72,6 +76,14 @@ func (h *Hub) serveSession(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
+}
+
+// DropSessions ends all sessions without a word.
+func (h *Hub) DropSessions() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.drops++
+	h.changeLocked()
 }
 
 func say(ctx context.Context, c *wsx.Conn, m dispatch.Message) error {
