@@ -84,3 +84,33 @@ type RunnerStatus struct {
 	// external runner.
 	Unsupported []string
 }
+
+// Jobs carries out what a hub places on this node (core/fleet/nodejobs).
+type Jobs interface {
+	// Run watches drivers and leases until ctx ends. Drivers outlive it.
+	Run(ctx context.Context) error
+	// Steer tells the node's state, before the first session and at each change.
+	Steer(st State)
+	// Unfinished counts the jobs without a result, which a drain waits for.
+	Unfinished() int
+	// Placed is what the report says of them.
+	Placed() *wire.Placed
+	// Open begins a session, which ends the one before.
+	Open() JobSession
+}
+
+// JobSession is what a session with the hub asks of Jobs. Its methods are
+// called by one goroutine.
+type JobSession interface {
+	// Held is everything that the node holds, sent before anything else of jobs.
+	Held() *wire.Held
+	// Handle does what a message of jobs asks; the answer may be nil.
+	Handle(ctx context.Context, m wire.Message) (answer wire.Message)
+	// Next is the next message to send; nil = none for now.
+	Next() wire.Message
+	// Ready gives a token when Next may have one again, and after More.
+	Ready() <-chan struct{}
+	More()
+	// Close ends it: nothing of it is sent any more.
+	Close()
+}

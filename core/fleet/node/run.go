@@ -36,6 +36,7 @@ type Config struct {
 	Dialer   Dialer // nil = HubDialer of the enrollment
 	Host     Host
 	Runner   Runner
+	Jobs     Jobs       // nil = this node takes no placed jobs
 	Versions wire.Range // zero = wire.Spoken
 	VK       string
 	Log      *slog.Logger
@@ -145,8 +146,20 @@ func (n *Node) Run(ctx context.Context) error {
 	defer stopSteward()
 	wg.Go(func() { <-runnerGone; <-ctx.Done(); stopSteward() })
 	wg.Go(func() { n.steward(stewarding, ctx) })
+	var jobsErr error
+	if n.Jobs != nil {
+		n.Jobs.Steer(n.store.State())
+		wg.Go(func() {
+			if jobsErr = n.Jobs.Run(ctx); jobsErr != nil && ctx.Err() == nil {
+				stop()
+			}
+		})
+	}
 	wg.Go(func() { sessionErr = n.sessions(ctx); stop() })
 	wg.Wait()
+	if jobsErr != nil && !errors.Is(jobsErr, context.Canceled) {
+		sessionErr = errors.Join(sessionErr, fmt.Errorf("running placed jobs: %w", jobsErr))
+	}
 	if runnerErr != nil && !errors.Is(runnerErr, context.Canceled) {
 		sessionErr = errors.Join(sessionErr, fmt.Errorf("running gitlab-runner: %w", runnerErr))
 	}
@@ -211,6 +224,9 @@ func (n *Node) steward(ctx, run context.Context) {
 		changed := n.store.Changed()
 		st := n.store.State()
 		n.Runner.SetAcquire(st.MayTake() && run.Err() == nil)
+		if n.Jobs != nil {
+			n.Jobs.Steer(st)
+		}
 		status := n.Runner.Status()
 		drain := n.watchDrain(ctx, st, status)
 		var pass *wire.Concurrency
@@ -250,6 +266,9 @@ func (n *Node) watchDrain(ctx context.Context, st State, status RunnerStatus) *w
 	}
 	if !external && status.Acquisition != wire.Stopped {
 		d.RunnerExited = false
+	}
+	if n.Jobs != nil {
+		d.Jobs = max(d.Jobs, n.Jobs.Unfinished())
 	}
 	if d.RunnerExited && d.AdmissionIdle && d.Jobs == 0 {
 		if err := n.store.Drained(); err != nil {
@@ -297,6 +316,9 @@ func (n *Node) state(st State) *wire.State {
 	}
 	if st.Node == wire.Draining {
 		out.Drain = s.drain
+	}
+	if n.Jobs != nil {
+		out.Placed = n.Jobs.Placed()
 	}
 	return out
 }

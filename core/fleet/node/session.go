@@ -27,8 +27,9 @@ type session struct {
 	acked    map[string]wire.Outcome // said in this session, by command
 	vms      []wire.Workload
 	omitted  int
-	report   []byte // as sent last
-	facts    []byte // inventory as sent last
+	jobs     JobSession // nil: below version 3, or of a node that takes none
+	report   []byte     // as sent last
+	facts    []byte     // inventory as sent last
 	reported bool
 }
 
@@ -57,6 +58,10 @@ func (n *Node) session(ctx context.Context) (opened bool, err error) {
 	}
 	n.setConnected(true)
 	n.Log.Info("session opened", "version", s.version, "heartbeat", s.every)
+	if n.Jobs != nil && s.version >= wire.VersionJobs {
+		s.jobs = n.Jobs.Open()
+		defer s.jobs.Close()
+	}
 	return true, s.keep(ctx)
 }
 
@@ -212,6 +217,10 @@ func (s *session) loop(ctx, inner context.Context, inbox <-chan wire.Message, br
 	looking, wantFacts := true, false // start has begun a look
 	silence := time.NewTimer(wire.MissedBeats * s.every)
 	defer silence.Stop()
+	var jobs <-chan struct{}
+	if s.jobs != nil {
+		jobs = s.jobs.Ready()
+	}
 	for {
 		// Taken before the report is made: a change in between is not missed.
 		stored := n.store.Changed()
@@ -234,6 +243,10 @@ func (s *session) loop(ctx, inner context.Context, inbox <-chan wire.Message, br
 			}
 		case <-silence.C:
 			return errSilent
+		case <-jobs:
+			if err := s.tellJobs(inner); err != nil {
+				return err
+			}
 		case <-stored:
 		case <-seen:
 		case <-facts.C:
@@ -271,7 +284,11 @@ func (s *session) start(ctx context.Context, looks chan<- readings) error {
 		}
 	}
 	if s.version >= wire.VersionJobs {
-		if err := s.send(ctx, &wire.Held{Reservations: wire.IDs{}, Jobs: wire.IDs{}}); err != nil {
+		held := &wire.Held{Reservations: wire.IDs{}, Jobs: wire.IDs{}}
+		if s.jobs != nil {
+			held = s.jobs.Held()
+		}
+		if err := s.send(ctx, held); err != nil {
 			return err
 		}
 	}
@@ -402,6 +419,55 @@ func (s *session) ack(ctx context.Context, a *wire.Ack) error {
 	return nil
 }
 
+// burst is how many messages of jobs are sent before the session looks at what
+// else there is.
+const burst = 8
+
+// tellJobs sends what there is to say of jobs.
+func (s *session) tellJobs(ctx context.Context) error {
+	for range burst {
+		m := s.jobs.Next()
+		if m == nil {
+			return nil
+		}
+		if err := s.send(ctx, m); err != nil {
+			return err
+		}
+	}
+	s.jobs.More()
+	return nil
+}
+
+// handleJobs does what a message of placed jobs asks.
+func (s *session) handleJobs(ctx context.Context, m wire.Message) error {
+	if s.jobs == nil {
+		return s.refuseJobs(ctx, m)
+	}
+	// What a command changed holds for the message behind it.
+	s.n.Jobs.Steer(s.n.store.State())
+	if answer := s.jobs.Handle(ctx, m); answer != nil {
+		return s.send(ctx, answer)
+	}
+	return nil
+}
+
+// refuseJobs answers for a node that takes no placed jobs.
+func (s *session) refuseJobs(ctx context.Context, m wire.Message) error {
+	switch m := m.(type) {
+	case *wire.Offer:
+		return s.send(ctx, &wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "refused", Reason: "policy", Message: noJobs}})
+	case *wire.Renew:
+		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
+	case *wire.GiveBack:
+		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
+	case *wire.Start:
+		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "refused", Reason: "policy", Message: noJobs}})
+	case *wire.Cancel:
+		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "finished", Message: "this node does not have the job"}})
+	}
+	return nil
+}
+
 // handle does what a message of the hub asks. An error ends the session.
 func (s *session) handle(ctx context.Context, m wire.Message) error {
 	n := s.n
@@ -429,21 +495,12 @@ func (s *session) handle(ctx context.Context, m wire.Message) error {
 		return s.ack(ctx, ack)
 	case *wire.Recorded:
 		return n.store.Recorded(m, s.hubNow())
-	case *wire.Offer:
-		return s.send(ctx, &wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "refused", Reason: "policy", Message: noJobs}})
-	case *wire.Renew:
-		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
-	case *wire.GiveBack:
-		return s.send(ctx, &wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
-	case *wire.Start:
-		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "refused", Reason: "policy", Message: noJobs}})
-	case *wire.Cancel:
-		return s.send(ctx, &wire.JobState{Job: m.Job, State: wire.StateOfJob{State: "finished", Message: "this node does not have the job"}})
-	case *wire.OutputAck, *wire.JobRecorded:
+	case *wire.Offer, *wire.Renew, *wire.GiveBack, *wire.Start, *wire.Cancel, *wire.OutputAck, *wire.JobRecorded:
+		return s.handleJobs(ctx, m)
 	default:
 		return errors.Join(wire.ErrProtocol, fmt.Errorf("a %T after the handshake", m))
 	}
 	return nil
 }
 
-const noJobs = "this vk does not carry out placed jobs yet"
+const noJobs = "this node takes no placed jobs"

@@ -214,6 +214,11 @@ func (st State) Policy() wire.Policy {
 // MayTake says whether the node may take new jobs.
 func (st State) MayTake() bool { return st.Node == wire.Ready && !st.Policy().Stop }
 
+// Quarantining says whether a quarantine is in force, entered or not.
+func (st State) Quarantining() bool {
+	return st.Node == wire.Quarantined || st.Maintenance != nil && st.Maintenance.Quarantine
+}
+
 // Apply takes a desired state. changed says whether it was newer; another
 // state of a generation that is not newer is a conflict, and is not applied.
 func (s *Store) Apply(d *wire.Desired) (changed bool, err error) {
