@@ -31,6 +31,8 @@ type AdmitOptions struct {
 	// Place chooses a memory node for a job that is let in beside others; nil
 	// chooses none.
 	Place func(ask admit.Ask, others []admit.Claim) *numa.Placement
+	// Say hears what is done to make room for an Offer; nil = nobody does.
+	Say func(line string)
 	// Now is the clock; nil = time.Now.
 	Now func() time.Time
 	// Room looks at the filesystem of the job directories; nil = the kernel's
@@ -44,6 +46,10 @@ type Admissions struct {
 	o        AdmitOptions
 	c        *Claims
 	stateDir string
+	offered  struct { // of the last eviction for an Offer
+		at    time.Time
+		could int64
+	}
 }
 
 var _ admit.Gate = (*Admissions)(nil)

@@ -10,32 +10,61 @@ import (
 	"virtkit/core/admit"
 )
 
+// offerEvict bounds what an offer does to make room: whoever asked waits for the
+// answer.
+const offerEvict = 30 * time.Second
+
 // Offer claims amounts for a job that is not there yet, as the claim
 // "reservation-" + id, at once or not at all: it waits for nobody and does not
-// overtake jobs that do. refused names the resource that is short ("memory",
-// "disk"); "" with a Held that holds nothing when this host admits everything.
+// overtake jobs that do. One that is short of disk has images evicted first.
+// refused names the resource that is short ("memory", "disk"); "" with a Held
+// that holds nothing when this host admits everything.
 func (a *Admissions) Offer(ctx context.Context, id string, want admit.Amounts) (h admit.Held, refused string, err error) {
 	if !a.o.Limits.Any() {
 		return &claim{}, "", nil
 	}
-	lock, err := a.c.decide(ctx, false)
-	if err != nil {
-		return nil, "", err
-	}
-	defer lock.Close()
-	w := &waiting{a: a, say: func(string) {}, start: a.o.Now(), problems: map[string]bool{}}
+	w := &waiting{a: a, say: a.say, start: a.o.Now(), problems: map[string]bool{}, evicted: a.offered.at, could: a.offered.could}
 	w.ask = admit.Ask{ID: ReservationPrefix + id, Amounts: want}
 	if !ValidName(w.ask.ID) {
 		return nil, "", fmt.Errorf("%q cannot name a reservation", id)
 	}
-	live, _, err := a.c.scan(true)
+	h, refused, err = w.offer(ctx)
+	if err != nil || refused != "disk" || !w.evictable() {
+		return h, refused, err
+	}
+	limited, cancel := context.WithTimeout(ctx, offerEvict)
+	defer cancel()
+	freed := w.evict(limited)
+	a.offered.at, a.offered.could = w.evicted, w.could
+	if !freed {
+		return nil, refused, nil
+	}
+	return w.offer(ctx)
+}
+
+func (a *Admissions) say(line string) {
+	if a.o.Say != nil {
+		a.o.Say(line)
+	}
+}
+
+// offer decides once.
+func (w *waiting) offer(ctx context.Context) (h admit.Held, refused string, err error) {
+	c := w.a.c
+	lock, err := c.decide(ctx, false)
 	if err != nil {
 		return nil, "", err
 	}
+	defer lock.Close()
+	live, problems, err := c.scan(true)
+	if err != nil {
+		return nil, "", err
+	}
+	w.complain(problems)
 	w.ask.Seq = nextSeq(live)
 	for _, f := range live {
 		if f.ID == w.ask.ID {
-			return nil, "", fmt.Errorf("reservation %s is held already", id)
+			return nil, "", fmt.Errorf("%s is held already", f.ID)
 		}
 	}
 	if err := w.verdict(live); err != nil {
@@ -43,17 +72,17 @@ func (a *Admissions) Offer(ctx context.Context, id string, want admit.Amounts) (
 	}
 	switch v := w.last; {
 	case v.OK:
-	case v.Memory, v.Ahead > 0 && !v.Disk && !v.Inodes && a.o.Limits.MemMiB > 0:
+	case v.Memory, v.Ahead > 0 && !v.Disk && !v.Inodes && w.a.o.Limits.MemMiB > 0:
 		return nil, "memory", nil
 	default:
 		return nil, "disk", nil
 	}
-	e := entry{ID: w.ask.ID, Seq: w.ask.Seq, Asked: w.start, Granted: want, Want: want}
-	f, err := a.c.write(e)
+	e := entry{ID: w.ask.ID, Seq: w.ask.Seq, Asked: w.start, Granted: w.ask.Amounts, Want: w.ask.Amounts}
+	f, err := c.write(e)
 	if err != nil {
 		return nil, "", err
 	}
-	return &claim{c: a.c, f: f, e: e}, "", nil
+	return &claim{c: c, f: f, e: e}, "", nil
 }
 
 // Name makes the claim of a reservation, whose descriptor this process holds,

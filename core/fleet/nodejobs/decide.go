@@ -191,19 +191,20 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 		return refused("invalid", err.Error())
 	}
 	// The job is journaled: from here on it is this node's, whatever happens.
-	if r != nil {
-		j.mu.Lock()
-		delete(j.reservations, m.Reservation)
-		j.whyLocked(m.Reservation, "started")
-		j.mu.Unlock()
-	}
-	p := &placed{dir: dir, id: m.Job, gitlab: spec.Job.ID, where: whereOf(spec), slot: slot[0], pslot: slot[1]}
-	err = j.run(ctx, p, held)
+	p := &placed{dir: dir, id: m.Job, gitlab: spec.Job.ID, where: whereOf(spec), slot: slot[0], pslot: slot[1], busy: true}
 	j.mu.Lock()
 	j.jobs[m.Job] = p
+	if r != nil {
+		delete(j.reservations, m.Reservation)
+		j.whyLocked(m.Reservation, "started")
+	}
 	if s := j.session; s != nil {
 		s.ready[m.Job] = true // nothing of it can be on the hub yet
 	}
+	j.mu.Unlock()
+	err = j.run(ctx, p, held)
+	j.mu.Lock()
+	p.busy = false
 	j.mu.Unlock()
 	if err != nil {
 		j.Log.Error("the job's driver cannot be started", logx.Job, m.Job, logx.Err, err)
@@ -312,6 +313,11 @@ func (j *Jobs) cancel(m *wire.Cancel) *wire.JobState {
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	if s := j.session; s != nil && !s.ready[m.Job] {
+		// A hub that has given the job up tells no offset: what it stored, if
+		// anything, it can tell from a beginning.
+		s.ready[m.Job], s.sent[m.Job] = true, 0
+	}
 	return p.stateLocked()
 }
 
@@ -335,7 +341,7 @@ func (j *Jobs) recorded(m *wire.JobRecorded) {
 	}
 	j.mu.Unlock()
 	if p != nil {
-		j.removing.Go(func() { j.remove(p) })
+		j.aside.Go(func() { j.remove(p) })
 	}
 }
 
@@ -347,6 +353,13 @@ const endTime = 10 * time.Minute
 func (j *Jobs) remove(p *placed) {
 	ctx, cancel := context.WithTimeout(context.Background(), endTime)
 	defer cancel()
+	go func() {
+		select {
+		case <-j.stop:
+			cancel() // the next start of the node goes on
+		case <-ctx.Done():
+		}
+	}()
 	err := p.dir.WaitGone(ctx)
 	if err == nil {
 		err = p.dir.Remove()

@@ -113,7 +113,8 @@ type Jobs struct {
 	session      *Session // the open one; nil = none
 	changed      chan struct{}
 
-	removing sync.WaitGroup // journals of recorded jobs, and clean-ups
+	aside sync.WaitGroup // removals of recorded jobs, and clean-ups
+	stop  chan struct{}  // closed at the end of Run
 }
 
 var _ node.Jobs = (*Jobs)(nil)
@@ -134,9 +135,9 @@ type placed struct {
 	slot   int    // CI_CONCURRENT_ID
 	pslot  int    // CI_CONCURRENT_PROJECT_ID
 
-	gone     <-chan struct{} // of a driver that this node started; nil = adopted
-	checked  time.Time       // when an adopted driver's lock was tried last
-	cleaning bool            // its driver is gone; it is being cleaned up after
+	gone    <-chan struct{} // of a driver that this node started; nil = adopted
+	checked time.Time       // when an adopted driver's lock was tried last
+	busy    bool            // it is being started, or cleaned up after: its driver is not looked for
 
 	length int64 // of the output on disk
 	stage  jobdir.Stage
@@ -152,7 +153,7 @@ func New(c Config) (*Jobs, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	j := &Jobs{Config: c, reservations: map[string]*reservation{}, why: map[string]string{}, jobs: map[string]*placed{}, changed: make(chan struct{}, 1)}
+	j := &Jobs{Config: c, reservations: map[string]*reservation{}, why: map[string]string{}, jobs: map[string]*placed{}, changed: make(chan struct{}, 1), stop: make(chan struct{})}
 	j.st.Node = wire.Maintenance // takes nothing until it is steered
 	ids, err := c.Journal.List()
 	if err != nil {

@@ -23,8 +23,9 @@ const (
 // drivers run on.
 func (j *Jobs) Run(ctx context.Context) error {
 	inner, cancel := context.WithCancel(ctx)
-	defer j.removing.Wait()
+	defer j.aside.Wait()
 	defer cancel()
+	defer close(j.stop)
 	sweep := time.NewTicker(sweepTime)
 	defer sweep.Stop()
 	j.sweep()
@@ -103,7 +104,7 @@ func (j *Jobs) look(ctx context.Context) time.Duration {
 			continue
 		}
 		sooner(watchTime)
-		if !p.cleaning {
+		if !p.busy {
 			running = append(running, p)
 		}
 	}
@@ -115,9 +116,9 @@ func (j *Jobs) look(ctx context.Context) time.Duration {
 	for _, p := range running {
 		if j.dead(p, now) {
 			j.mu.Lock()
-			p.cleaning = true
+			p.busy = true
 			j.mu.Unlock()
-			j.removing.Go(func() { j.interrupt(ctx, p) })
+			j.aside.Go(func() { j.interrupt(ctx, p) })
 			continue
 		}
 		j.read(p)
@@ -186,7 +187,7 @@ func (j *Jobs) dead(p *placed, now time.Time) bool {
 func (j *Jobs) interrupt(ctx context.Context, p *placed) {
 	defer func() {
 		j.mu.Lock()
-		p.cleaning = false
+		p.busy = false
 		j.mu.Unlock()
 		j.wake()
 	}()
