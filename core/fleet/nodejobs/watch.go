@@ -98,15 +98,15 @@ func (j *Jobs) look(ctx context.Context) time.Duration {
 		j.endLocked(id, "expired")
 	}
 	var running []*placed
+	busy := map[*placed]bool{}
 	for _, p := range j.jobs {
 		if p.result != nil {
 			sooner(idleTime) // its result may have to be sent again
 			continue
 		}
 		sooner(watchTime)
-		if !p.busy {
-			running = append(running, p)
-		}
+		running = append(running, p)
+		busy[p] = p.busy
 	}
 	session := j.session
 	j.mu.Unlock()
@@ -114,12 +114,11 @@ func (j *Jobs) look(ctx context.Context) time.Duration {
 		j.giveUp(r.held)
 	}
 	for _, p := range running {
-		if j.dead(p, now) {
+		if !busy[p] && j.dead(p, now) {
 			j.mu.Lock()
 			p.busy = true
 			j.mu.Unlock()
 			j.aside.Go(func() { j.interrupt(ctx, p) })
-			continue
 		}
 		j.read(p)
 	}
