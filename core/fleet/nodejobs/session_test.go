@@ -19,14 +19,15 @@ import (
 // take plays a hub that stores output and acks it, until the result.
 func (r *rig) take(id, have string) (output string, res *wire.Result) {
 	r.t.Helper()
+	end := time.After(time.Minute)
 	for {
-		end := time.After(time.Minute)
 		m := r.s.Next()
 		if m == nil {
 			select {
 			case <-r.s.Ready():
 			case <-end:
-				r.t.Fatalf("nothing for a minute after %d bytes", len(have))
+				log, _ := os.ReadFile(r.of(id).LogPath())
+				r.t.Fatalf("no result within a minute, after %d bytes; driver.log:\n%s", len(have), log)
 			}
 			continue
 		}

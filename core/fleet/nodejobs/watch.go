@@ -114,7 +114,7 @@ func (j *Jobs) look(ctx context.Context) time.Duration {
 		j.giveUp(r.held)
 	}
 	for _, p := range running {
-		if !busy[p] && j.dead(p, now) {
+		if !busy[p] && j.dead(p, time.Now()) {
 			j.mu.Lock()
 			p.busy = true
 			j.mu.Unlock()
