@@ -203,6 +203,7 @@ func (j *Jobs) Steer(st node.State) {
 	}
 	j.mu.Unlock()
 	j.giveUp(drop...)
+	j.wake()
 }
 
 // giveUp drops claims. The kernel drops what cannot be, at this process's end.
