@@ -226,6 +226,9 @@ func (a *app) nodeRun(ctx context.Context, metrics string) error {
 		return err
 	}
 	defer n.Close()
+	if n.Jobs, err = parts.jobs(); err != nil {
+		return err
+	}
 	log.Info("node", "hub", n.Enrollment().URL, "state_dir", h.StateDir, "runner", string(parts.runner.Mode()), "vk", version.String())
 	for _, w := range parts.warnings {
 		log.Warn(w)
@@ -283,5 +286,6 @@ func (a *app) daemonLog() *slog.Logger {
 type nodeParts struct {
 	host     node.Host
 	runner   node.Runner
+	jobs     func() (node.Jobs, error) // called once the node holds the state directory
 	warnings []string
 }

@@ -44,7 +44,7 @@ func (a *app) nodeParts(ctx context.Context, h *wire.Host, log *slog.Logger, met
 		}
 	}
 	log.Info("runner", "mode", string(n.Detection.Mode), "why", n.Detection.Why)
-	return nodeParts{host: n.Host, runner: n.Runner, warnings: n.Warnings}, nil
+	return nodeParts{host: n.Host, runner: n.Runner, jobs: n.Jobs, warnings: n.Warnings}, nil
 }
 
 // serveMetrics serves a registry at http://ADDR/metrics until ctx ends.

@@ -22,14 +22,21 @@ func (h *Host) Budget() (int64, error) {
 // Gate admits the host's jobs. A budget that is not known admits by disk alone:
 // who prepares jobs asks Budget first.
 func (h *Host) Gate() (*ledger.Admissions, error) {
+	o, _ := h.admitOptions()
+	return h.Jobs.Admissions(o)
+}
+
+// admitOptions are this host's rules of admission; by disk alone beside an
+// error.
+func (h *Host) admitOptions() (ledger.AdmitOptions, error) {
 	s := h.Conf.Executor.Schedule
-	budget, _ := h.Budget()
-	return h.Jobs.Admissions(ledger.AdmitOptions{
+	budget, err := h.Budget()
+	return ledger.AdmitOptions{
 		Limits: admit.Limits{MemMiB: budget, Disk: s.DiskAdmission},
 		Wait:   s.WaitTimeout,
 		Evict:  h.evict,
 		Place:  h.placeByLedger(budget),
-	})
+	}, err
 }
 
 // evict makes room among the images, when they are where the job directories

@@ -43,6 +43,7 @@ type NodeOptions struct {
 type Node struct {
 	Host      node.Host
 	Runner    node.Runner
+	Jobs      func() (node.Jobs, error) // what the hub places here; the node's lock is to be held
 	Detection nodehost.Detection
 	Warnings  []string // to be said once, at the start
 }
@@ -65,6 +66,11 @@ func (h *Host) Node(ctx context.Context, o NodeOptions) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{Detection: d, Warnings: d.Warnings(h.Conf.File, h.StateDir)}
+	own := d.OwnRunner(look)
+	n.Jobs = func() (node.Jobs, error) { return h.nodeJobs(own, o.Log) }
+	if own != "" {
+		n.Warnings = append(n.Warnings, "placed jobs are refused: this host runs its own gitlab-runner: "+own)
+	}
 	ci := nodehost.CICheck{StateDir: h.StateDir, User: look.User, Found: d.Found, Mode: d.Mode}
 	if ev, err := ci.Evidence(); err != nil {
 		n.Warnings = append(n.Warnings, fmt.Sprintf("the user of this host's CI jobs is not known: %v", err))

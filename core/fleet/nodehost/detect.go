@@ -185,6 +185,25 @@ func (d Detection) Refuse() error {
 		Hint(`set [node] runner = "external", or "managed" for the node to run it; or remove that gitlab-runner, or its runners with the vk executor: a host takes a runner's jobs or placed ones, never both`)
 }
 
+// OwnRunner tells which gitlab-runner's jobs exclude those that a hub places on
+// this host: one that the node runs, or one that runs jobs with vk; "" = none.
+func (d Detection) OwnRunner(l Look) string {
+	if d.Mode == ModeManaged {
+		return `[node] runner is "managed"`
+	}
+	if uses := d.Found.vk(); len(uses) > 0 {
+		return fmt.Sprintf("%s (runner %q of %s)", d.Found.Found(), uses[0].Runner, d.Found.ConfigPath)
+	}
+	if l.RunnerConfig == "" {
+		return ""
+	}
+	// One that cannot be found otherwise: a unit of another user's, say.
+	if c, err := l.Root.ReadRunnerConfig(l.RunnerConfig, l.Exe); err == nil && len(c.VK) > 0 {
+		return fmt.Sprintf("runner %q of [node] runner_config, %s", c.VK[0].Runner, l.RunnerConfig)
+	}
+	return ""
+}
+
 // Warnings are what a node says at its start of a runner that it can see.
 func (d Detection) Warnings(config, stateDir string) []string {
 	var out []string

@@ -30,6 +30,10 @@ type books struct {
 	fail   error
 }
 
+func newBooks() *books {
+	return &books{budget: 4096, claims: map[string]int64{}, files: map[*os.File]string{}}
+}
+
 func (b *books) Offer(_ context.Context, id string, want admit.Amounts) (admit.Held, string, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -191,7 +195,7 @@ type rig struct {
 }
 
 func newRig(t *testing.T, change ...func(*nodejobs.Config)) *rig {
-	r := &rig{t: t, dir: t.TempDir(), books: &books{budget: 4096, claims: map[string]int64{}, files: map[*os.File]string{}}, drivers: newDrivers(), now: time.Now()}
+	r := &rig{t: t, dir: t.TempDir(), books: newBooks(), drivers: newDrivers(), now: time.Now()}
 	r.config = nodejobs.Config{Ledger: r.books, Drivers: r.drivers, Log: logx.ForTest(t), Now: func() time.Time { r.mu.Lock(); defer r.mu.Unlock(); return r.now }}
 	for _, c := range change {
 		c(&r.config)
