@@ -30,6 +30,7 @@ import (
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hub/hubtest"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/outstore"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
 	"virtkit/core/wsx"
@@ -82,7 +83,11 @@ type bench struct {
 func start(t *testing.T, secure bool) *bench {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
+	out, err := outstore.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard(), Jobs: hub.JobOptions{Outputs: out}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,8 +112,9 @@ func start(t *testing.T, secure bool) *bench {
 	a := &web.Admin{Hub: h, Log: logx.Discard(), Backup: func(_ context.Context, file string) error { return fault.New(fault.Conflict, file).Hint("hinted") }}
 	writing, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 3)
-	wrote := make(chan error, 1)
+	wrote := make(chan error, 2)
 	go func() { wrote <- h.Run(writing) }()
+	go func() { wrote <- out.Run(writing, h.Synced) }()
 	go func() { ended <- b.nodes.Serve(ctx, cert) }()
 	go func() { ended <- a.Serve(ctx, al) }()
 	t.Cleanup(func() {
@@ -119,8 +125,10 @@ func start(t *testing.T, secure bool) *bench {
 			}
 		}
 		stop()
-		if err := <-wrote; err != nil {
-			t.Error(err)
+		for range 2 {
+			if err := <-wrote; err != nil {
+				t.Error(err)
+			}
 		}
 	})
 	return b
@@ -159,6 +167,15 @@ func (b *bench) enroll(name string) hubtest.Identity {
 // post sends a body made for its connection to the enrollment's path.
 func (b *bench) post(body func(channel []byte) any) (int, []byte) {
 	b.t.Helper()
+	return b.postTo(wire.EnrollPath, body)
+}
+
+func hubGitLab(action, url, name string) hubadmin.GitLabRequest {
+	return hubadmin.GitLabRequest{Action: action, URL: url, Name: name}
+}
+
+func (b *bench) postTo(path string, body func(channel []byte) any) (int, []byte) {
+	b.t.Helper()
 	raw, err := net.Dial("tcp", b.addr)
 	if err != nil {
 		b.t.Fatal(err)
@@ -183,7 +200,7 @@ func (b *bench) post(body func(channel []byte) any) (int, []byte) {
 		b.t.Fatal(err)
 	}
 	tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }, DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
-	resp, err := (&http.Client{Transport: tr}).Post(b.url("http", wire.EnrollPath), "application/json", bytes.NewReader(data))
+	resp, err := (&http.Client{Transport: tr}).Post(b.url("http", path), "application/json", bytes.NewReader(data))
 	if err != nil {
 		b.t.Fatal(err)
 	}

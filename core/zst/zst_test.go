@@ -3,6 +3,7 @@ package zst_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -72,5 +73,49 @@ func TestDamage(t *testing.T) {
 	}
 	if _, err := unpack([]byte("\x28\xb5\x2f\xfdgarbage")); err == nil {
 		t.Error("garbage unpacks without an error")
+	}
+}
+
+func TestDict(t *testing.T) {
+	var samples [][]byte
+	for i := range 600 {
+		samples = append(samples, fmt.Appendf(nil, `{"kind":"gitlab_ci","job":{"id":%d,"name":"test %d"},"variables":[{"key":"CI","value":"true"},{"key":"CI_PIPELINE_ID","value":"%d"}]}`, i, i%7, i*31))
+	}
+	data, err := zst.Train(7, samples)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := zst.NewDict(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, err := zst.Plain()
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := samples[123]
+	small, large := d.Compress(one), plain.Compress(one)
+	if len(small) >= len(large)/2 {
+		t.Errorf("%d bytes with a dictionary, %d without", len(small), len(large))
+	}
+	for _, c := range []struct {
+		d *zst.Dict
+		b []byte
+	}{{d, small}, {plain, large}, {d, large}} {
+		if got, err := c.d.Expand(c.b, 1<<20); err != nil || !bytes.Equal(got, one) {
+			t.Errorf("expanded to %q, %v", got, err)
+		}
+	}
+	if _, err := plain.Expand(small, 1<<20); err == nil {
+		t.Error("what needs a dictionary expands without it")
+	}
+	if _, err := plain.Expand(plain.Compress(make([]byte, 1<<20)), 1000); err == nil {
+		t.Error("more than the limit expands")
+	}
+	if _, err := zst.NewDict([]byte("no dictionary at all")); err == nil {
+		t.Error("garbage is a dictionary")
+	}
+	if _, err := zst.Train(1, nil); err == nil {
+		t.Error("a dictionary of nothing")
 	}
 }

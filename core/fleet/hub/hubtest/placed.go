@@ -41,7 +41,7 @@ type Placed struct {
 	Starts   map[string]int // how often a job was begun: 1, or there is a bug
 	Canceled map[string]wire.CancelMode
 	Offers   int
-	held     map[string]bool
+	held     map[string]wire.Envelope
 	jobs     map[string]*placedJob
 	order    []string
 	client   *Client
@@ -64,7 +64,7 @@ func NewPlaced(t testing.TB, h *hub.Hub, name, pool string, cpus int, mem int64)
 	n := &Placed{Identity: Enroll(t, h, name), State: wire.State{Node: wire.Ready, Acquisition: wire.Taking, Runner: wire.RunnerNone, Placed: &wire.Placed{}},
 		Inventory: wire.Inventory{Hostname: name, CPUs: cpus, RAM: mem}, Versions: wire.Spoken, Chunk: wire.MaxOutput,
 		Beat:   wire.Heartbeat{Admission: wire.Admission{Budget: mem}, Filesystems: []wire.FSReading{{Role: wire.RoleJobs, Free: 1 << 40}}},
-		Starts: map[string]int{}, Canceled: map[string]wire.CancelMode{}, held: map[string]bool{}, jobs: map[string]*placedJob{}}
+		Starts: map[string]int{}, Canceled: map[string]wire.CancelMode{}, held: map[string]wire.Envelope{}, jobs: map[string]*placedJob{}}
 	if pool != "" {
 		if _, err := h.SetPools(t.Context(), "test", n.ID, []string{pool}); err != nil {
 			t.Fatal(err)
@@ -92,7 +92,7 @@ func (n *Placed) Session(ctx context.Context, c hub.Conn, channel []byte) error 
 	for id := range n.held {
 		held.Reservations = append(held.Reservations, id)
 	}
-	st, inv, beat := n.State, n.Inventory, n.Beat
+	st, inv, beat := n.State, n.Inventory, n.reading()
 	n.Unlock()
 	for _, m := range []wire.Message{&wire.Report{State: &st}, held, &inv, &beat} {
 		if _, old := m.(*wire.Held); old && cl.Version < wire.VersionJobs {
@@ -109,7 +109,7 @@ func (n *Placed) Session(ctx context.Context, c hub.Conn, channel []byte) error 
 			select {
 			case <-time.After(time.Duration(cl.Welcome.HeartbeatSecs) * time.Second):
 				n.Lock()
-				b := n.Beat
+				b := n.reading()
 				n.Unlock()
 				_ = n.Say(&b)
 			case <-stop:
@@ -126,6 +126,20 @@ func (n *Placed) Session(ctx context.Context, c hub.Conn, channel []byte) error 
 			return err
 		}
 	}
+}
+
+// reading is Beat with what is held and runs counted as committed.
+func (n *Placed) reading() wire.Heartbeat {
+	b := n.Beat
+	for _, e := range n.held {
+		b.Admission.Committed += e.Memory
+	}
+	for _, j := range n.jobs {
+		if !j.recorded {
+			b.Admission.Committed += j.start.Envelope.Memory
+		}
+	}
+	return b
 }
 
 // Say sends a message, or loses it.
@@ -156,7 +170,7 @@ func (n *Placed) take(m wire.Message) error {
 		n.Lock()
 		n.Offers++
 		if reason == "" {
-			n.held[m.Reservation] = true
+			n.held[m.Reservation] = m.Envelope
 		}
 		n.Unlock()
 		if reason != "" {
@@ -165,7 +179,7 @@ func (n *Placed) take(m wire.Message) error {
 		return n.Say(&wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "accepted", LeaseSecs: m.LeaseSecs}})
 	case *wire.Renew:
 		n.Lock()
-		ok := n.held[m.Reservation]
+		_, ok := n.held[m.Reservation]
 		n.Unlock()
 		if ok {
 			return n.Say(&wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "held", RemainingSecs: m.LeaseSecs}})
@@ -194,6 +208,9 @@ func (n *Placed) take(m wire.Message) error {
 		j := n.jobs[m.Job]
 		if j != nil && j.result == nil {
 			j.result = &wire.JobResult{Failure: "canceled", Artifacts: []wire.ArtifactResult{}}
+		}
+		if j != nil && j.wait { // the hub does not follow it: no ack will come
+			j.sent, j.wait = j.acked, false
 		}
 		n.Unlock()
 		return n.pump(m.Job)

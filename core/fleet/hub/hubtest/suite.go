@@ -25,6 +25,12 @@ func RunSuite(t *testing.T, open func(*testing.T) (s hub.Store, reopen func() hu
 			f(t, s, reopen)
 		})
 	}
+	for name, f := range jobSuite {
+		t.Run(name, func(t *testing.T) {
+			s, reopen := open(t)
+			f(t, s, reopen)
+		})
+	}
 }
 
 func apply(t *testing.T, s hub.Store, b hub.Batch) {
