@@ -67,6 +67,8 @@ var areas = []area{
 	{"net-policy", beside((*bench).netPolicy)},
 	{"net-guest", beside((*bench).netGuest)},
 	{"hub", (*bench).hub},
+	{"placing", (*bench).placing},
+	{"placing-history", (*bench).jobHistory},
 }
 
 func main() {

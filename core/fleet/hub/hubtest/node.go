@@ -106,17 +106,26 @@ func (i Identity) EnrollRequest(token, hostname string, channel []byte) *wire.En
 // Enroll makes a node of a hub.
 func Enroll(t testing.TB, h *hub.Hub, hostname string) Identity {
 	t.Helper()
-	token, err := h.CreateToken(t.Context(), "test", time.Hour)
+	i, err := Join(t.Context(), h, hostname)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return i
+}
+
+// Join is Enroll for who is no test.
+func Join(ctx context.Context, h *hub.Hub, hostname string) (Identity, error) {
 	i := NewKey()
-	r, err := h.Enroll(t.Context(), i.EnrollRequest(token, hostname, wire.Plaintext), wire.Plaintext, "test")
+	token, err := h.CreateToken(ctx, "test", time.Hour)
 	if err != nil {
-		t.Fatal(err)
+		return i, err
+	}
+	r, err := h.Enroll(ctx, i.EnrollRequest(token, hostname, wire.Plaintext), wire.Plaintext, "test")
+	if err != nil {
+		return i, err
 	}
 	i.ID = r.Node
-	return i
+	return i, nil
 }
 
 // Client is the node's end of a session, message by message.

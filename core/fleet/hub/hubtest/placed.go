@@ -61,16 +61,27 @@ type placedJob struct {
 // for jobs of a pool.
 func NewPlaced(t testing.TB, h *hub.Hub, name, pool string, cpus int, mem int64) *Placed {
 	t.Helper()
-	n := &Placed{Identity: Enroll(t, h, name), State: wire.State{Node: wire.Ready, Acquisition: wire.Taking, Runner: wire.RunnerNone, Placed: &wire.Placed{}},
+	n, err := MakePlaced(t.Context(), h, name, pool, cpus, mem)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// MakePlaced is NewPlaced for who is no test.
+func MakePlaced(ctx context.Context, h *hub.Hub, name, pool string, cpus int, mem int64) (*Placed, error) {
+	i, err := Join(ctx, h, name)
+	if err != nil {
+		return nil, err
+	}
+	n := &Placed{Identity: i, State: wire.State{Node: wire.Ready, Acquisition: wire.Taking, Runner: wire.RunnerNone, Placed: &wire.Placed{}},
 		Inventory: wire.Inventory{Hostname: name, CPUs: cpus, RAM: mem}, Versions: wire.Spoken, Chunk: wire.MaxOutput,
 		Beat:   wire.Heartbeat{Admission: wire.Admission{Budget: mem}, Filesystems: []wire.FSReading{{Role: wire.RoleJobs, Free: 1 << 40}}},
 		Starts: map[string]int{}, Canceled: map[string]wire.CancelMode{}, held: map[string]wire.Envelope{}, jobs: map[string]*placedJob{}}
 	if pool != "" {
-		if _, err := h.SetPools(t.Context(), "test", n.ID, []string{pool}); err != nil {
-			t.Fatal(err)
-		}
+		_, err = h.SetPools(ctx, "test", n.ID, []string{pool})
 	}
-	return n
+	return n, err
 }
 
 // Session runs one session over c until it ends.
@@ -321,35 +332,52 @@ func (n *Placed) Start(id string) *wire.Start {
 // The server and the project with ID 1 are approved.
 func NewRelay(t testing.TB, h *hub.Hub, server, instance string) (hub.Owner, ed25519.PrivateKey) {
 	t.Helper()
-	ctx := t.Context()
+	o, key, err := MakeRelay(t.Context(), h, server, instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o, key
+}
+
+// MakeRelay is NewRelay for who is no test.
+func MakeRelay(ctx context.Context, h *hub.Hub, server, instance string) (o hub.Owner, key ed25519.PrivateKey, err error) {
 	token, err := h.CreateTokenOf(ctx, "test", hub.TokenGitLab, time.Hour)
 	if err != nil {
-		t.Fatal(err)
+		return o, nil, err
 	}
-	key := NewKey().Key
+	key = NewKey().Key
 	r, err := h.EnrollRelay(ctx, dispatch.NewEnrollRequest(token, key, wire.Plaintext, "gw", "test"), wire.Plaintext, "test")
 	if err != nil {
-		t.Fatal(err)
+		return o, nil, err
 	}
 	if err := h.BindRelay(ctx, r.Relay, &dispatch.Inventory{Hostname: "gw", ServerURL: server, Runners: []dispatch.Runner{}}); err != nil {
-		t.Fatal(err)
+		return o, nil, err
 	}
 	if _, err := h.ApproveServer(ctx, "test", server, instance); err != nil {
-		t.Fatal(err)
+		return o, nil, err
 	}
 	if err := h.DecideProjects(ctx, "test", instance, []hub.ProjectRef{{ID: 1}}, dispatch.Approved); err != nil {
-		t.Fatal(err)
+		return o, nil, err
 	}
 	o, _, e := h.ByRelay(r.Relay)
 	if e != nil {
-		t.Fatal(e)
+		return o, nil, e
 	}
-	return o, key
+	return o, key, nil
 }
 
 // Job is a spec of project 1 at server; change (nil = nothing) is made to it.
 func Job(t testing.TB, server string, id int64, change func(*job.CiJob)) json.RawMessage {
 	t.Helper()
+	b, err := MakeJob(server, id, change)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// MakeJob is Job for who is no test.
+func MakeJob(server string, id int64, change func(*job.CiJob)) (json.RawMessage, error) {
 	j := &job.CiJob{Kind: job.KindGitLabCI, ServerURL: server, Token: "glcbt-64_" + fmt.Sprintf("%020d", id), TimeoutSecs: 3600,
 		Job:       job.Info{ID: id, Name: "test", Stage: "test", ProjectID: 1, ProjectName: "web", ProjectPath: "acme/web", RunnerID: 7},
 		Sources:   job.Sources{RepoURL: server + "/acme/web.git", Ref: "main", SHA: "0123456789abcdef0123456789abcdef01234567", RefType: "branch"},
@@ -358,9 +386,5 @@ func Job(t testing.TB, server string, id int64, change func(*job.CiJob)) json.Ra
 	if change != nil {
 		change(j)
 	}
-	b, err := j.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return j.Encode()
 }
