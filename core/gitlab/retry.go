@@ -67,3 +67,13 @@ func (r retry) wait(a *answer, try int) time.Duration {
 	d := min(r.first<<try, r.max)
 	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))
 }
+
+// Another says whether a call whose answer was try, counted from 0, is to be
+// made again, and after how long: for calls that are not a Client's.
+func Another(status int, h http.Header, try int) (wait time.Duration, again bool) {
+	r := newRetry()
+	if !worthAnother(status) || try >= r.tries-1 {
+		return 0, false
+	}
+	return r.wait(&answer{status: status, header: h}, try), true
+}
