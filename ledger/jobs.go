@@ -360,7 +360,7 @@ func (j *Jobs) Remove(ctx context.Context, id string) error {
 	dir := j.Path(id)
 	fi, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return j.removeRest(id)
 	}
 	if err != nil {
 		return err
@@ -371,7 +371,7 @@ func (j *Jobs) Remove(ctx context.Context, id string) error {
 	lock, err := supervise.TakeOver(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil
+		return j.removeRest(id)
 	case errors.Is(err, fsx.ErrLocked):
 		return fault.Newf(fault.Conflict, "guest %s still runs", id).Hint("`vk stop %s` ends it", id).Because(err)
 	case err != nil:
@@ -385,5 +385,37 @@ func (j *Jobs) Remove(ctx context.Context, id string) error {
 	if err := supervise.RemoveJobDir(dir); err != nil {
 		return err
 	}
+	if err := j.removeRest(id); err != nil {
+		return err
+	}
 	return kept
+}
+
+// removeRest ends the removals of a job's directory whose process was killed.
+// One that is still at it holds the directory's lock, and goes on.
+func (j *Jobs) removeRest(id string) error {
+	ents, err := os.ReadDir(j.dir)
+	if err != nil {
+		return fmt.Errorf("listing jobs: %w", err)
+	}
+	for _, e := range ents {
+		rest, ok := strings.CutPrefix(e.Name(), supervise.DeadPrefix+id+"-")
+		if _, err := hex.DecodeString(rest); !ok || err != nil || len(rest) != 2*4 || !e.IsDir() {
+			continue
+		}
+		path := filepath.Join(j.dir, e.Name())
+		lock, err := tryExisting(path)
+		switch {
+		case errors.Is(err, fsx.ErrLocked):
+			continue
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
+			return err
+		}
+		err = fsx.RemoveTree(path)
+		lock.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

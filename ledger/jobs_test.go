@@ -376,6 +376,52 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// A removal that was killed half-way is ended by the next one, one that goes on
+// is left to whoever does it, and other jobs' are none of its business.
+func TestRemoveEndsWhatWasBegun(t *testing.T) {
+	j := open(t)
+	dirs := []string{".dead-1-job-0123abcd", ".dead-1-job-4567cdef", ".dead-1-job-beside-01234567", ".dead-1-job-89ab0123"}
+	for i, n := range dirs {
+		dir := filepath.Join(j.Dir(), n)
+		if err := os.MkdirAll(filepath.Join(dir, "vmm"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			continue // its lock is gone already
+		}
+		l, err := fsx.TryLock(filepath.Join(dir, supervise.LockFile), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == ".dead-1-job-89ab0123" {
+			defer l.Close()
+		} else {
+			l.Close()
+		}
+	}
+	check := func(when string, want ...string) {
+		t.Helper()
+		var got []string
+		for _, n := range names(t, j.Dir()) {
+			if strings.HasPrefix(n, ".dead-") {
+				got = append(got, n)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: left = %q, want %q", when, got, want)
+		}
+	}
+	if err := j.Remove(t.Context(), "1-job"); err != nil {
+		t.Errorf("Remove = %v", err)
+	}
+	check("of a job that is gone", ".dead-1-job-89ab0123", ".dead-1-job-beside-01234567")
+	reserve(t, j, supervise.Spec{ID: "1-job-beside", Kind: "gitlab", Keep: true}).Lock.Close()
+	if err := j.Remove(t.Context(), "1-job-beside"); err != nil {
+		t.Errorf("Remove = %v", err)
+	}
+	check("of a job that is there", ".dead-1-job-89ab0123")
+}
+
 func TestOpenOfWhatCannotBe(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	os.WriteFile(file, nil, 0o600)
