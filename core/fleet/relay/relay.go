@@ -90,13 +90,13 @@ type Options struct {
 	Log  *slog.Logger
 
 	// In tests:
-	Pace  *Pace
-	Agent string           // User-Agent; "" = of Info
-	Now   func() time.Time // wall clock; nil = time.Now
-	Dial  func(ctx context.Context, network, addr string) (net.Conn, error)
-	wrote func()
-	Hub   Hub           // nil = a Client of the enrollment
-	Peers SessionDialer // nil = the enrollment's hub
+	Pace    *Pace
+	Agent   string           // User-Agent; "" = of Info
+	Now     func() time.Time // wall clock; nil = time.Now
+	Dial    func(ctx context.Context, network, addr string) (net.Conn, error)
+	writing func(done bool)
+	Hub     Hub           // nil = a Client of the enrollment
+	Peers   SessionDialer // nil = the enrollment's hub
 }
 
 // Daemon is vk-gitlab run.
@@ -176,7 +176,7 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 	}
 	d.slots = newSlots(d.conf.Concurrent)
 	for i := range d.conf.Runners {
-		if err := d.addRunner(d.conf.Runners[i], o.wrote); err != nil {
+		if err := d.addRunner(d.conf.Runners[i], o.writing); err != nil {
 			return nil, err
 		}
 	}
@@ -224,7 +224,7 @@ func (d *Daemon) connect(o Options) error {
 	return nil
 }
 
-func (d *Daemon) addRunner(c relayconf.Runner, wrote func()) error {
+func (d *Daemon) addRunner(c relayconf.Runner, writing func(done bool)) error {
 	token, err := c.ReadToken()
 	if err != nil {
 		return err
@@ -252,7 +252,7 @@ func (d *Daemon) addRunner(c relayconf.Runner, wrote func()) error {
 	if r.store, err = openStore(d.stateDir, r.name, d.enrollment); err != nil {
 		return err
 	}
-	r.store.wrote = wrote
+	r.store.writing = writing
 	d.runners = append(d.runners, r)
 	return nil
 }

@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -15,6 +18,7 @@ import (
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/relay"
 	"virtkit/core/fleet/relay/relaytest"
+	"virtkit/core/fleet/relayconf"
 	"virtkit/core/fleet/wire"
 	"virtkit/e2e/gitlabtest"
 )
@@ -170,26 +174,61 @@ func TestOutcomeAgain(t *testing.T) {
 	}
 }
 
-// A crash that loses the process after any write of the state file loses
-// nothing else: the next start goes on, GitLab has one end and one trace.
-func TestResumeEachStep(t *testing.T) {
+// The environment of a relay that is a process of its own, and kills itself.
+const (
+	envVictim = "VK_TEST_RELAY" // its Options.Conf, JSON
+	envStep   = "VK_TEST_RELAY_STEP"
+)
+
+func TestMain(m *testing.M) {
+	if conf := os.Getenv(envVictim); conf != "" {
+		victim(conf)
+	}
+	os.Exit(m.Run())
+}
+
+// victim runs a relay that is killed at a step of its state file: even ones are
+// after a write, odd ones before it.
+func victim(text string) {
+	var conf relayconf.Config
+	if err := json.Unmarshal([]byte(text), &conf); err != nil {
+		panic(err)
+	}
+	step, err := strconv.Atoi(os.Getenv(envStep))
+	if err != nil {
+		panic(err)
+	}
+	pace := fast()
+	o := relay.Options{Conf: &conf, Info: relay.Ours("1.2.3", "abc", "linux", "amd64"), VK: "1.2.3", Pace: &pace}
+	relay.OnWrite(&o, func(bool) {
+		if step--; step == 0 {
+			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	d, err := relay.Open(context.Background(), o)
+	if err != nil {
+		panic(err)
+	}
+	d.Run(context.Background())
+}
+
+// A relay that is killed at any write of its state file, before it or after it,
+// loses nothing: the next start goes on, GitLab has one end and one trace.
+func TestKilledAtEachStep(t *testing.T) {
 	for step := 1; ; step++ {
 		w := newWorld(t, 2)
 		w.add(response(7))
-		died := make(chan struct{})
-		n := 0
-		relay.OnWrite(&w.opt, func() {
-			if n++; n == step {
-				close(died)
-				select {} // as a process that was killed, from here on
-			}
-		})
-		ctx, kill := context.WithCancel(context.Background())
-		d, err := relay.Open(ctx, w.opt)
+		conf, err := json.Marshal(w.conf)
 		if err != nil {
 			t.Fatal(err)
 		}
-		go d.Run(ctx)
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), envVictim+"="+string(conf), envStep+"="+strconv.Itoa(step))
+		cmd.Stderr = os.Stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
 		go func() {
 			if j, err := w.hub.Next(within(t), 0); err == nil {
 				finish(j, "whole\ntrace\n", wire.JobResult{Failure: "script", ExitCode: code(4)})
@@ -200,26 +239,32 @@ func TestResumeEachStep(t *testing.T) {
 			w.hub.Until(within(t), "settled", func() bool { return len(w.hub.Jobs()) > 0 && w.hub.Jobs()[0].Settled() && w.held() == 0 })
 			close(over)
 		}()
+		gone := make(chan struct{})
+		go func() { cmd.Wait(); close(gone) }()
 		last := false
 		select {
-		case <-died:
+		case <-gone:
 		case <-over:
 			last = true
+			cmd.Process.Kill()
+			<-gone
 		}
-		kill()
-		d.Close()
 		if last {
-			if step < 5 {
-				t.Fatalf("the state file is written %d times", step-1)
+			if step < 10 {
+				t.Fatalf("the state file is written %d times", (step-1)/2)
 			}
 			return
 		}
-		relay.OnWrite(&w.opt, nil)
+		// A job that GitLab gave out, and that was on no disk yet, is lost to
+		// everyone: GitLab ends it by its own timeout.
+		if step == 1 {
+			continue
+		}
 		w.run()
 		got, f := w.ended(7)
 		w.until("nothing is left", func() bool { return w.held() == 0 && w.hub.Jobs()[0].Settled() })
 		if string(got.Trace) != "whole\ntrace\n" || f.ExitCode != 4 || len(w.hub.Jobs()) != 1 {
-			t.Errorf("killed after write %d: trace %q, %+v, %d submissions", step, got.Trace, f, len(w.hub.Jobs()))
+			t.Errorf("killed at step %d: trace %q, %+v, %d submissions", step, got.Trace, f, len(w.hub.Jobs()))
 		}
 	}
 }

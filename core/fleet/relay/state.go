@@ -127,8 +127,8 @@ func HeldJobs(stateDir string) (map[string]int, error) {
 // disk.
 type store struct {
 	path string
-	// wrote is told after each write, in tests.
-	wrote func()
+	// writing is told before each write and after it, in tests.
+	writing func(done bool)
 
 	mu sync.Mutex
 	f  *stateFile
@@ -213,12 +213,15 @@ func (s *store) writeLocked(jobs []*Record) error {
 	if err != nil {
 		return err
 	}
+	if s.writing != nil {
+		s.writing(false)
+	}
 	if err := fsx.WriteFile(s.path, append(b, '\n'), 0o600); err != nil {
 		return fmt.Errorf("keeping the jobs that were taken: %w", err)
 	}
 	s.f = &f
-	if s.wrote != nil {
-		s.wrote()
+	if s.writing != nil {
+		s.writing(true)
 	}
 	return nil
 }
