@@ -406,11 +406,9 @@ func (h *Hub) answer(w http.ResponseWriter, r *http.Request, body []byte) (int, 
 	case "POST jobs cancel":
 		var c dispatch.CancelRequest
 		json.Unmarshal(body, &c)
-		j.change(func() {
-			if j.view.State != dispatch.Finished && j.view.Cancel != wire.CancelImmediate {
-				j.view.Cancel = c.Mode
-			}
-		})
+		if v := j.View(); v.State != dispatch.Finished && v.Cancel != wire.CancelImmediate {
+			j.change(func() { j.view.Cancel = c.Mode })
+		}
 		return http.StatusAccepted, j.View()
 	case "POST jobs settle":
 		h.mu.Lock()
