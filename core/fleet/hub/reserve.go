@@ -79,7 +79,8 @@ func (h *Hub) Capacity(ctx context.Context, o Owner, q *dispatch.CapacityRequest
 			p.fits[key] = f
 		}
 		if f.fits != n {
-			f.rev, f.fits = p.rev, n
+			// Past what was told: what was changed may not have moved p.rev yet.
+			f.rev, f.fits = max(p.rev, f.rev+1), n
 		}
 		f.used = now
 		c, moved := &dispatch.Capacity{Revision: f.rev, Fits: n}, p.moved
