@@ -28,7 +28,7 @@ func newNode(a *app) *cli.Command {
 		Usage: "make this host a node of a fleet, and be one",
 		Description: "A node keeps a session with its hub, applies what the hub asks within what this\n" +
 			"host's configuration allows, and reports what it sees. docs/fleet.md tells more.",
-		Commands: []*cli.Command{newNodeJoin(a), newNodeRun(a), newNodeService(a), newNodeRunnerExec(a)},
+		Commands: []*cli.Command{newNodeJoin(a), newNodeRun(a), newNodeService(a), newNodeRunnerExec(a), newNodeJob(a)},
 	}
 }
 

@@ -69,6 +69,7 @@ func (c *call) end(err error) error {
 		return nil
 	}
 	tellTrace(c.a.env.Stderr, err)
+	c.drv.Tell(runner.OutcomeOf(err))
 	return cliutil.Exit(runner.Status(&c.drv, err))
 }
 

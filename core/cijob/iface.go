@@ -35,9 +35,11 @@ type Guest interface {
 	Exec(ctx context.Context, r guestwire.ExecRequest, stdio runner.Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error)
 }
 
-// Artifacts moves artifacts between the job's guest and GitLab. An error's
-// text goes into the trace; what has been told on Err already need not be told
-// again. What ctx ends with ends the transfer.
+// Artifacts moves artifacts between the job's guest and GitLab. An
+// implementation tells on Err what went wrong; an error is for the driver's
+// log. When ctx ends, so does the transfer. The driver itself tells, on Out,
+// "Uploading artifacts..." and "Downloading artifacts for NAME (ID)..." before
+// each.
 type Artifacts interface {
 	// Upload packs and uploads one entry of the job's artifacts, with the
 	// retries that belong to an upload. The outcome is one of package job's. No
@@ -49,7 +51,9 @@ type Artifacts interface {
 }
 
 // Caches keeps a job's caches. What goes wrong is told in the trace and is no
-// failure of the job's: an error is for another attempt alone.
+// failure of the job's: an error is for another attempt alone. The driver
+// itself tells of policies, of the warnings that come with a cache and of a
+// cache without a key, and does not call for those that are not to be moved.
 type Caches interface {
 	// Restore looks for the key, then for the fallback keys. Nothing found is no
 	// error.
@@ -74,9 +78,13 @@ type Call struct {
 	Stage  string // of run
 	Script []byte // of run
 	Env    []string
-	Out    io.Writer
-	Err    io.Writer
-	Grace  Grace // how ctx ends it
+	// Response is the text of JOB_RESPONSE_FILE, the same for all calls.
+	Response []byte
+	Out      io.Writer
+	Err      io.Writer
+	// Now, when it is closed, shortens the grace that a call has after the end of
+	// its context.
+	Now <-chan struct{}
 }
 
 // Ended is how a call ended.
@@ -90,7 +98,7 @@ type Ended struct {
 // Executor runs the executor's commands.
 type Executor interface {
 	// Call runs one and waits for its end. When ctx ends, the process group gets
-	// SIGTERM, and what Grace says after that.
+	// SIGTERM, and what the Grace of the cause says after that (see graceOf).
 	Call(ctx context.Context, c Call) Ended
 }
 

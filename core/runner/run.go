@@ -82,6 +82,7 @@ func (r *Runner) Run(ctx context.Context, c *execdrv.Call, script, stage string,
 	if ev.Err != "" {
 		return r.neverStarted(c, rec, stage, ev)
 	}
+	c.Tell(execdrv.Outcome{Job: true, Signal: ev.Signal})
 	code, words := c.Finish(execdrv.Ended{Code: ev.Code, Signal: ev.Signal, OOM: ev.OOM})
 	for _, w := range words {
 		r.say("%s", w)

@@ -293,6 +293,16 @@ func readResponse(c *execdrv.Call) (execdrv.Response, error) {
 	return resp, nil
 }
 
+// OutcomeOf is what an error of the calls tells beside its status.
+func OutcomeOf(err error) execdrv.Outcome {
+	var o execdrv.Outcome
+	if e, ok := errors.AsType[*StepError](err); ok {
+		o.Step = e.Step
+	}
+	o.Job = fault.KindOf(err) == fault.JobFailed
+	return o
+}
+
 // Status is the process status for an error of Config, Prepare, Run or
 // Cleanup.
 func Status(c *execdrv.Call, err error) int {

@@ -45,7 +45,18 @@ func RunSteps(ctx context.Context, steps []Step, now func() time.Time, after fun
 			}
 			cancel()
 		}
-		return fmt.Errorf("%s: %w", s.Name, err), left
+		return &StepError{s.Name, err}, left
 	}
 	return nil, nil
 }
+
+// StepError is the failure of a step.
+type StepError struct {
+	Step string
+	Err  error
+}
+
+func (e *StepError) Error() string { return e.Step + ": " + e.Err.Error() }
+
+// Unwrap is what the step failed with.
+func (e *StepError) Unwrap() error { return e.Err }

@@ -1,0 +1,448 @@
+package cijob
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"virtkit/core/execdrv"
+	"virtkit/core/fleet/job"
+	"virtkit/core/fleet/wire"
+)
+
+// defaultAfter is how long after_script may take where nobody says.
+const defaultAfter = 5 * time.Minute
+
+// stages is the job from prepare_script to cleanup_file_variables.
+func (d *driver) stages() *verdict {
+	for _, c := range d.j.Caches {
+		switch c.Policy {
+		case job.PullPush, job.Pull, job.Push:
+		default:
+			return &verdict{failure: job.Configuration, text: fmt.Sprintf("unknown cache policy %s for %s", c.Policy, c.Key)}
+		}
+	}
+	src, v := d.readSources()
+	if v != nil {
+		return v
+	}
+	v = d.exec(d.soft, execdrv.StagePrepare, "Preparing environment", "running", job.System, func(s *script) { stagePrepare(s, d.host) })
+	if v != nil {
+		return v
+	}
+	v = d.work(src)
+	if d.timed.Err() != nil {
+		return v // neither a timeout nor an immediate cancel leaves time for more
+	}
+	if bad := d.exec(d.timed, execdrv.StageCleanFileVars, "Cleaning up project directory and file based variables", d.status(v), job.System,
+		func(s *script) { stageCleanFiles(s) }); bad != nil && d.timed.Err() != nil && v == nil {
+		return bad
+	}
+	return v
+}
+
+// status is CI_JOB_STATUS once the steps are over.
+func (d *driver) status(v *verdict) string {
+	switch {
+	case v == nil:
+		return "success"
+	case v.failure == job.Canceled:
+		return "canceled"
+	case v.failure == job.Timeout:
+		return "timedout"
+	}
+	return "failed"
+}
+
+// readSources reads how the job wants its sources.
+func (d *driver) readSources() (sources, *verdict) {
+	v := d.vars("running")
+	r, err := response(d.j, v)
+	if err == nil {
+		var resp execdrv.Response
+		if resp, err = execdrv.DecodeResponse(r); err == nil {
+			call := execdrv.ReadCall(v.environ(d.j))
+			var s execdrv.Sources
+			if s, err = execdrv.ReadSources(&call, resp); err == nil {
+				agent := fmt.Sprintf("vk %s %s", d.o.Version, v.value("CI_RUNNER_EXECUTABLE_ARCH"))
+				return sources{Sources: s, j: d.j, depth: d.j.Sources.Depth, agent: strings.TrimSpace(agent)}, nil
+			}
+		}
+	}
+	return sources{}, &verdict{failure: job.Configuration, text: err.Error()}
+}
+
+func (d *driver) scriptOptions() scriptOptions {
+	return scriptOptions{sections: d.j.Trace.Sections && flagOn(d.j.Variables, flagScriptSections), check: flagOn(d.j.Variables, flagExitCodeCheck)}
+}
+
+// work is the job from get_sources to the uploads.
+func (d *driver) work(src sources) *verdict {
+	if v := d.getSources(src); v != nil {
+		return v
+	}
+	if v := d.restoreCaches(); v != nil {
+		return v
+	}
+	if v := d.download(); v != nil {
+		return v
+	}
+	v := d.steps()
+	if d.timed.Err() != nil {
+		return v
+	}
+	v = d.after(v)
+	if d.timed.Err() != nil {
+		return &endingOf(d.timed).verdict
+	}
+	// Of a cancelled job nothing is kept (fleet-reference, "Cancellation").
+	if v != nil && v.failure == job.Canceled {
+		return v
+	}
+	d.saveCaches(v)
+	if bad := d.upload(v); v == nil {
+		v = bad
+	}
+	if v == nil && d.soft.Err() != nil {
+		v = &endingOf(d.soft).verdict
+	}
+	return v
+}
+
+// attempts is one of the *_ATTEMPTS variables.
+func (d *driver) attempts(name string) int {
+	n, err := strconv.Atoi(d.vars("running").value(name))
+	if err != nil || n < 1 || n > 10 {
+		return 1
+	}
+	return n
+}
+
+// again waits before another attempt of a stage; false = the job is to end.
+func (d *driver) again(n int) bool {
+	d.out.warning("Retrying...")
+	if !flagOn(d.j.Variables, flagBackoff) {
+		return d.soft.Err() == nil
+	}
+	wait := min(5*time.Second<<min(n-1, 10), 5*time.Minute)
+	return d.o.Wait(d.soft, wait) == nil
+}
+
+func (d *driver) getSources(src sources) *verdict {
+	for n := 1; ; n++ {
+		v := d.exec(d.soft, execdrv.StageSources, "Getting source from Git repository", "running", job.ExternalDependency,
+			func(s *script) { stageSources(s, src, d.scriptOptions()) })
+		if v == nil || d.soft.Err() != nil {
+			return v
+		}
+		if v.failure == job.ExternalDependency && !d.cloning() {
+			v.failure = job.Script
+		}
+		if n >= src.Attempts {
+			return v
+		}
+		if !d.again(n) {
+			return &endingOf(d.soft).verdict
+		}
+		d.exec(d.soft, execdrv.StageClearWorktree, "Deleting all tracked and untracked files due to source fetch failure", "running", job.ExternalDependency, stageClear)
+	}
+}
+
+// cloning asks the guest whether get_sources came to its end within the clone.
+func (d *driver) cloning() bool {
+	var out bytes.Buffer
+	s := &script{p: d.p}
+	s.line("if [ -f %s ]; then echo yes; fi", q(d.p.cloneFile()))
+	e := d.o.Executor.Call(d.soft, d.callOf(d.vars("running"), Call{Kind: CallRun, Stage: execdrv.StagePrepare, Script: s.bytes(), Out: &out, Err: io.Discard}))
+	return e.Err == nil && e.Exit == 0 && strings.TrimSpace(out.String()) == "yes"
+}
+
+func (d *driver) restoreCaches() *verdict {
+	var list []job.Cache
+	for _, c := range d.j.Caches {
+		if len(c.Paths) > 0 || c.Untracked {
+			list = append(list, c)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	max := d.attempts("RESTORE_CACHE_ATTEMPTS")
+	for n := 1; ; n++ {
+		again := false
+		v := d.stage(d.soft, execdrv.StageRestoreCache, "Restoring cache", func(ctx context.Context, out, errs io.Writer) *verdict {
+			for _, c := range list {
+				if d.restore(ctx, c, out, errs) != nil {
+					again = true
+				}
+			}
+			return nil
+		})
+		if v != nil || !again || n >= max {
+			return v
+		}
+		if !d.again(n) {
+			return &endingOf(d.soft).verdict
+		}
+	}
+}
+
+func say(w io.Writer, colour, format string, a ...any) {
+	fmt.Fprint(w, colour+fmt.Sprintf(format, a...)+reset+"\n")
+}
+
+func (d *driver) restore(ctx context.Context, c job.Cache, out, errs io.Writer) error {
+	for _, w := range c.FallbackWarnings {
+		say(out, yellow, "%s", w)
+	}
+	for _, w := range c.Warnings {
+		say(out, yellow, "%s", w)
+	}
+	switch {
+	case c.Key == "":
+		say(out, green, "Skipping cache extraction due to empty cache key")
+		return nil
+	case c.Policy == job.Push:
+		say(out, green, "Not downloading cache %s due to policy", c.Key)
+		return nil
+	case d.o.Caches == nil:
+		say(out, yellow, "WARNING: this build of vk keeps no caches")
+		return nil
+	}
+	t, err := d.transfer(ctx, "running", out, errs)
+	if err == nil {
+		err = d.o.Caches.Restore(ctx, t, c)
+	}
+	if err != nil {
+		d.o.Log.Warn("restoring a cache", "err", err)
+	}
+	return err
+}
+
+func (d *driver) saveCaches(v *verdict) {
+	var list []job.Cache
+	for _, c := range d.j.Caches {
+		if wanted(c.When, v) && (len(c.Paths) > 0 || c.Untracked) {
+			list = append(list, c)
+		}
+	}
+	if len(list) == 0 {
+		return
+	}
+	name, heading := execdrv.StageCache, "Saving cache for successful job"
+	if v != nil {
+		name, heading = execdrv.StageCacheFailure, "Saving cache for failed job"
+	}
+	d.stage(d.soft, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+		for _, c := range list {
+			if err := d.save(ctx, c, d.status(v), out, errs); err != nil {
+				d.o.Log.Warn("saving a cache", "err", err)
+			}
+		}
+		return nil
+	})
+}
+
+func (d *driver) save(ctx context.Context, c job.Cache, status string, out, errs io.Writer) error {
+	for _, w := range c.Warnings {
+		say(out, yellow, "%s", w)
+	}
+	switch {
+	case c.Key == "":
+		say(out, green, "Skipping cache archiving due to empty cache key")
+		return nil
+	case c.Policy == job.Pull:
+		say(out, green, "Not uploading cache %s due to policy", c.Key)
+		return nil
+	case d.o.Caches == nil:
+		return nil // restoring has told
+	}
+	t, err := d.transfer(ctx, status, out, errs)
+	if err != nil {
+		return err
+	}
+	return d.o.Caches.Save(ctx, t, c)
+}
+
+// wanted tells whether something is done in a job that went so.
+func wanted(w job.When, v *verdict) bool {
+	switch w {
+	case job.Always:
+		return true
+	case job.OnFailure:
+		return v != nil
+	}
+	return v == nil
+}
+
+func (d *driver) download() *verdict {
+	var list []job.Dependency
+	for _, x := range d.j.Dependencies {
+		if x.Filename != "" {
+			list = append(list, x)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	max := d.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS")
+	for n := 1; ; n++ {
+		v := d.stage(d.soft, execdrv.StageDownload, "Downloading artifacts", func(ctx context.Context, out, errs io.Writer) *verdict {
+			for _, x := range list {
+				say(out, green, "Downloading artifacts for %s (%d)...", x.Name, x.ID)
+				if err := d.downloadOne(ctx, x, n == 1, out, errs); err != nil {
+					d.o.Log.Warn("downloading artifacts", "of", x.ID, "err", err)
+					return failed(job.ExternalDependency, 1, "exit status 1")
+				}
+			}
+			return nil
+		})
+		if v == nil || d.soft.Err() != nil || n >= max {
+			return v
+		}
+		if !d.again(n) {
+			return &endingOf(d.soft).verdict
+		}
+	}
+}
+
+func (d *driver) downloadOne(ctx context.Context, x job.Dependency, direct bool, out, errs io.Writer) error {
+	if d.o.Artifacts == nil {
+		say(errs, red, "ERROR: %v", errNoTransfers)
+		return errNoTransfers
+	}
+	t, err := d.transfer(ctx, "running", out, errs)
+	if err != nil {
+		return err
+	}
+	return d.o.Artifacts.Download(ctx, t, x, direct)
+}
+
+// steps runs the job's own steps until one fails.
+func (d *driver) steps() *verdict {
+	ctx := d.soft
+	if limit, ok := d.limit("RUNNER_SCRIPT_TIMEOUT"); ok {
+		var cancel context.CancelFunc
+		ctx, cancel = d.o.Limit(d.soft, limit, endScript)
+		defer cancel()
+	}
+	for _, st := range d.j.Steps {
+		if st.Name == job.StepAfter || len(st.Script) == 0 {
+			continue
+		}
+		name := execdrv.StepPrefix + st.Name
+		v := d.exec(ctx, name, fmt.Sprintf("Executing %q stage of the job script", name), "running", job.Script,
+			func(s *script) { stageStep(s, st, d.scriptOptions()) })
+		if v != nil {
+			return v
+		}
+	}
+	return nil
+}
+
+// limit is one of the job's own limits; false = it has none.
+func (d *driver) limit(name string) (time.Duration, bool) {
+	v := d.vars("running").value(name)
+	if v == "" {
+		return 0, false
+	}
+	t, err := time.ParseDuration(v)
+	if err != nil || t <= 0 {
+		d.out.warning(fmt.Sprintf("%s is %q, expected a duration such as 10m: it is not obeyed", name, v))
+		return 0, false
+	}
+	return t, true
+}
+
+// after runs after_script, whatever the steps ended with. What it ends with
+// counts only where the job says so.
+func (d *driver) after(v *verdict) *verdict {
+	for _, st := range d.j.Steps {
+		if st.Name != job.StepAfter || len(st.Script) == 0 {
+			continue
+		}
+		limit := defaultAfter
+		if st.TimeoutSecs > 0 {
+			limit = min(limit, time.Duration(st.TimeoutSecs)*time.Second)
+		}
+		if own, ok := d.limit("RUNNER_AFTER_SCRIPT_TIMEOUT"); ok {
+			limit = own
+		}
+		ctx, cancel := d.o.Limit(d.timed, limit, endAfter)
+		bad := d.exec(ctx, execdrv.StageAfter, "Running after_script", d.status(v), job.Script,
+			func(s *script) { stageAfter(s, st, d.scriptOptions()) })
+		cancel()
+		if bad == nil || d.timed.Err() != nil {
+			return v
+		}
+		ignore, err := strconv.ParseBool(d.vars("running").value("AFTER_SCRIPT_IGNORE_ERRORS"))
+		if err == nil && !ignore {
+			if v == nil {
+				return bad
+			}
+			return v
+		}
+		d.out.warning("after_script failed, but job will continue unaffected: " + bad.text)
+		return v
+	}
+	return v
+}
+
+// upload sends the artifacts that a job that went so has.
+func (d *driver) upload(v *verdict) *verdict {
+	var list []job.Artifact
+	for _, a := range d.j.Artifacts {
+		if wanted(a.When, v) && (len(a.Paths) > 0 || a.Untracked) {
+			list = append(list, a)
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	name, heading := execdrv.StageUpload, "Uploading artifacts for successful job"
+	if v != nil {
+		name, heading = execdrv.StageUploadFailure, "Uploading artifacts for failed job"
+	}
+	status := d.status(v)
+	return d.stage(d.soft, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+		for _, a := range list {
+			say(out, green, "Uploading artifacts...")
+			outcome, err := d.uploadOne(ctx, a, status, out, errs)
+			if outcome == "" {
+				outcome = job.Failed
+			}
+			d.result.Artifacts = append(d.result.Artifacts, wire.ArtifactResult{Name: artifactName(a), Outcome: outcome})
+			if err != nil {
+				d.o.Log.Warn("uploading artifacts", "name", artifactName(a), "err", err)
+				return failed(job.ExternalDependency, 1, "exit status 1")
+			}
+		}
+		return nil
+	})
+}
+
+// artifactName tells one of the job's artifacts from the others.
+func artifactName(a job.Artifact) string {
+	if a.Name != "" {
+		return a.Name
+	}
+	return a.Type
+}
+
+func (d *driver) uploadOne(ctx context.Context, a job.Artifact, status string, out, errs io.Writer) (string, error) {
+	if d.o.Artifacts == nil {
+		say(errs, red, "ERROR: %v", errNoTransfers)
+		return job.Failed, errNoTransfers
+	}
+	t, err := d.transfer(ctx, status, out, errs)
+	if err != nil {
+		return job.Failed, err
+	}
+	outcome, err := d.o.Artifacts.Upload(ctx, t, a)
+	return outcome, errors.Join(err, context.Cause(ctx))
+}
