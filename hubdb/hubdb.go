@@ -72,6 +72,9 @@ type DB struct {
 	conn *sql.Conn // of write, under wmu
 	sync string    // its synchronous, under wmu
 
+	rmu   sync.Mutex
+	reads map[string]*sql.Stmt // of read, by text
+
 	commits int // under wmu
 	st      map[string]*sql.Stmt
 }

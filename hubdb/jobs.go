@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"database/sql"
 	"encoding/json"
+	"slices"
 	"strings"
 	"time"
 
@@ -258,6 +259,29 @@ func (d *DB) Jobs(ctx context.Context, q hub.JobQuery) (list []*hub.Job, err err
 	is("node", q.Node)
 	is("pool", q.Pool)
 	err = d.query(ctx, l1(&list, scanJob), where+" ORDER BY n DESC LIMIT ?", append(args, q.Limit)...)
+	return list, err
+}
+
+// JobsOf is hub.Store's.
+func (d *DB) JobsOf(ctx context.Context, ns []int64) (list []*hub.Job, err error) {
+	for some := range slices.Chunk(ns, 1000) {
+		args := make([]any, len(some))
+		for i, n := range some {
+			args[i] = n
+		}
+		if err := d.query(ctx, l1(&list, scanJob), "SELECT doc FROM jobs WHERE n IN (?"+strings.Repeat(",?", len(some)-1)+") ORDER BY n DESC", args...); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(list, func(a, b *hub.Job) int { return int(b.N - a.N) })
+	return list, nil
+}
+
+// History is hub.Store's.
+func (d *DB) History(ctx context.Context, after int64, limit int) (list []hub.JobRow, err error) {
+	err = d.query(ctx, l1(&list, func(r *sql.Rows) (v hub.JobRow, err error) {
+		return v, r.Scan(&v.N, &v.Submitted, &v.Owner, &v.Instance, &v.Project, &v.Ref, &v.Name, &v.Node, &v.Pool, &v.Outcome, &v.StateOfJob)
+	}), "SELECT n, submitted_at, owner, instance, project, ref, name, node, pool, outcome, state FROM jobs WHERE n > ? ORDER BY n LIMIT ?", after, limit)
 	return list, err
 }
 

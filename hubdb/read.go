@@ -16,7 +16,16 @@ import (
 func (d *DB) query(ctx context.Context, f func(*sql.Rows) error, q string, args ...any) error {
 	ctx, cancel := within(ctx)
 	defer cancel()
-	rows, err := d.read.QueryContext(ctx, q, args...)
+	st, err := d.prepared(ctx, q)
+	if err != nil {
+		return explain(err)
+	}
+	var rows *sql.Rows
+	if st != nil {
+		rows, err = st.QueryContext(ctx, args...)
+	} else {
+		rows, err = d.read.QueryContext(ctx, q, args...)
+	}
 	if err != nil {
 		return explain(err)
 	}
@@ -27,6 +36,32 @@ func (d *DB) query(ctx context.Context, f func(*sql.Rows) error, q string, args 
 		}
 	}
 	return explain(rows.Err())
+}
+
+// maxPrepared is how many queries are kept prepared: more than there are texts,
+// but for those of job filters and lists of numbers.
+const maxPrepared = 256
+
+// prepared keeps a query's statement: preparing takes longer than most of them
+// run. database/sql prepares it anew on each connection of the pool. It is nil
+// once there are too many.
+func (d *DB) prepared(ctx context.Context, q string) (*sql.Stmt, error) {
+	d.rmu.Lock()
+	defer d.rmu.Unlock()
+	if st := d.reads[q]; st != nil {
+		return st, nil
+	}
+	if len(d.reads) >= maxPrepared {
+		return nil, nil
+	}
+	st, err := d.read.PrepareContext(ctx, q)
+	if err == nil {
+		if d.reads == nil {
+			d.reads = map[string]*sql.Stmt{}
+		}
+		d.reads[q] = st
+	}
+	return st, err
 }
 
 // parse reads a document; NULL leaves p nil.

@@ -162,7 +162,7 @@ func (a *Admin) token(ctx context.Context, c *call) (any, error) {
 // nodeOf converts; full adds what one node alone is shown with.
 func nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
 	v := hubadmin.Node{ID: n.ID, Name: n.Name, Reach: n.Reach(), Enrolled: n.Enrolled, Version: n.Version, MonitorOnly: n.MonitorOnly(),
-		Sync: n.Sync(), Pending: n.Pending(now), Pools: n.Pools, Desired: n.Desired, Reported: n.State, Conflict: n.Conflict, VMs: n.VMs, Omitted: n.Omitted, Inventory: n.Inventory}
+		Sync: n.Sync(), Pending: n.Pending(now), Pools: n.Pools, PlacesNot: n.PlacesNot(), Desired: n.Desired, Reported: n.State, Conflict: n.Conflict, VMs: n.VMs, Omitted: n.Omitted, Inventory: n.Inventory}
 	if t := n.Live.Seen(); !t.IsZero() {
 		v.LastSeen = t.Unix()
 	}

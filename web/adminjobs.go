@@ -221,7 +221,7 @@ func (a *Admin) jobs(ctx context.Context, c *call) (any, error) {
 			return nil, err
 		}
 	}
-	jobs, err := a.Hub.Store().Jobs(ctx, q)
+	jobs, err := a.Hub.Jobs(ctx, q)
 	list := hubadmin.JobList{Jobs: []hubadmin.Job{}}
 	for _, j := range jobs {
 		list.Jobs = append(list.Jobs, a.jobOf(s, j))

@@ -131,6 +131,16 @@ func remarks(n *hubadmin.Node) (out []string) {
 	if n.Conflict != nil {
 		out = append(out, fmt.Sprintf("recovery conflict: %s; see vk-hub nodes recover %s", strings.Join(n.Conflict.Reasons, "; "), n.ID[:8]))
 	}
+	if len(n.Pools) > 0 {
+		line := "pools " + strings.Join(n.Pools, " ")
+		if n.Inventory != nil && len(n.Inventory.Labels) > 0 {
+			line += ", labels " + strings.Join(n.Inventory.Labels, " ")
+		}
+		if n.PlacesNot != "" {
+			line += "; is given no placed jobs: " + n.PlacesNot
+		}
+		out = append(out, line)
+	}
 	r := n.Reported
 	if r == nil {
 		return out

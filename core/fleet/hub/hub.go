@@ -264,6 +264,9 @@ func (h *Hub) Run(ctx context.Context) error {
 	defer work.Stop()
 	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}})
 	h.jobs.clean()
+	indexed := make(chan struct{})
+	go func() { defer close(indexed); h.jobs.index.load(ctx, h) }()
+	defer func() { <-indexed }()
 	for {
 		var batch []*change
 		select {

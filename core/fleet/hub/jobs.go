@@ -50,6 +50,7 @@ func (p *placer) merge(t *tx) {
 	if len(t.jobs) == 0 {
 		return
 	}
+	p.index.put(t.jobs)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lastN += t.newJobs

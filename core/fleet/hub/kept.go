@@ -381,10 +381,13 @@ func (h *Hub) Trim(ctx context.Context) error {
 			return err
 		}
 		p.kept.take(gone, nil)
+		left := map[int64]bool{}
 		p.mu.Lock()
 		for _, j := range old {
 			delete(p.jobs, j.ID)
+			left[j.N] = true
 		}
+		p.index.drop(left)
 		p.mu.Unlock()
 	}
 }

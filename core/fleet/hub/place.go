@@ -83,7 +83,8 @@ type placer struct {
 	watch  map[string]chan struct{} // by what is waited for
 	flight map[string]chan struct{} // creates under way
 
-	kept kept
+	kept  kept
+	index index
 }
 
 // fitsAt is a placement's last count.
@@ -108,8 +109,8 @@ type spot struct {
 	down time.Time
 
 	ok      bool // may be given work as far as its reports go
-	pools   map[string]bool
-	labels  map[string]bool
+	pools   []string // few: looked through faster than a map
+	labels  []string
 	cpus    int
 	cap     int // 0 = none
 	idle    time.Duration
@@ -224,9 +225,9 @@ func (p *placer) refresh(node string) {
 		p.bump()
 		return
 	}
-	s.pools, s.labels, s.cpus, s.cap, s.idle, s.ok = set(n.Pools), nil, 0, n.Desired.Policy.Ceiling, imageIdle, n.PlacesNot() == ""
+	s.pools, s.labels, s.cpus, s.cap, s.idle, s.ok = n.Pools, nil, 0, n.Desired.Policy.Ceiling, imageIdle, n.PlacesNot() == ""
 	if v := n.Inventory; v != nil {
-		s.labels, s.cpus = set(v.Labels), v.CPUs
+		s.labels, s.cpus = v.Labels, v.CPUs
 	}
 	if st := n.State; st != nil {
 		limit := 0
@@ -244,14 +245,6 @@ func (p *placer) refresh(node string) {
 		}
 	}
 	p.bump()
-}
-
-func set(list []string) map[string]bool {
-	m := make(map[string]bool, len(list))
-	for _, v := range list {
-		m[v] = true
-	}
-	return m
 }
 
 // PlacesNot says why the hub places nothing on a node, as far as the node's
@@ -364,11 +357,11 @@ func (s *spot) sum() {
 
 // takes says whether the node may be given work of a placement at all.
 func (s *spot) takes(p *dispatch.Placement) bool {
-	if s.sess == nil || !s.held || !s.ok || !s.pools[p.Pool] || s.cpus < p.Envelope.CPUs {
+	if s.sess == nil || !s.held || !s.ok || !slices.Contains(s.pools, p.Pool) || s.cpus < p.Envelope.CPUs {
 		return false
 	}
 	for _, l := range p.Labels {
-		if !s.labels[l] {
+		if !slices.Contains(s.labels, l) {
 			return false
 		}
 	}

@@ -29,6 +29,10 @@ type JobStore interface {
 	Job(ctx context.Context, id string) (*Job, error)
 	// Jobs returns records, newest first.
 	Jobs(ctx context.Context, q JobQuery) ([]*Job, error)
+	// JobsOf returns records by N, newest first; ones that are gone are left out.
+	JobsOf(ctx context.Context, ns []int64) ([]*Job, error)
+	// History returns the rows of at most limit records after one, by N.
+	History(ctx context.Context, after int64, limit int) ([]JobRow, error)
 	// Request returns what a create with an owner's request_id was answered, nil
 	// for one that was not made within dispatch.IdempotentSecs.
 	Request(ctx context.Context, owner, id string) (*Request, error)

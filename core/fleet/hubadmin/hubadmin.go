@@ -104,6 +104,7 @@ type Node struct {
 	Sync        string        `json:"sync"`
 	Pending     int           `json:"pending_commands,omitempty"`
 	Pools       []string      `json:"pools,omitempty"`
+	PlacesNot   string        `json:"places_not,omitempty"` // why it is given no placed jobs, "" = it may be
 	Desired     wire.Desired  `json:"desired"`
 	Reported    *wire.State   `json:"reported,omitempty"`
 	Conflict    *hub.Conflict `json:"conflict,omitempty"`

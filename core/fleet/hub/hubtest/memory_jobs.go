@@ -176,6 +176,31 @@ func (m *Memory) Jobs(_ context.Context, q hub.JobQuery) (out []*hub.Job, _ erro
 	return out, nil
 }
 
+// JobsOf is hub.Store's.
+func (m *Memory) JobsOf(_ context.Context, ns []int64) (out []*hub.Job, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ns = slices.Sorted(slices.Values(ns))
+	for _, n := range slices.Backward(ns) {
+		if j := m.jobs.jobs[n]; j != nil {
+			out = append(out, clone(j))
+		}
+	}
+	return out, nil
+}
+
+// History is hub.Store's.
+func (m *Memory) History(_ context.Context, after int64, limit int) (out []hub.JobRow, _ error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, n := range slices.Sorted(maps.Keys(m.jobs.jobs)) {
+		if n > after && len(out) < limit {
+			out = append(out, m.jobs.jobs[n].Row())
+		}
+	}
+	return out, nil
+}
+
 // Request is hub.Store's.
 func (m *Memory) Request(_ context.Context, owner, id string) (*hub.Request, error) {
 	m.mu.Lock()

@@ -74,14 +74,19 @@ func MakePlaced(ctx context.Context, h *hub.Hub, name, pool string, cpus int, me
 	if err != nil {
 		return nil, err
 	}
-	n := &Placed{Identity: i, State: wire.State{Node: wire.Ready, Acquisition: wire.Taking, Runner: wire.RunnerNone, Placed: &wire.Placed{}},
-		Inventory: wire.Inventory{Hostname: name, CPUs: cpus, RAM: mem}, Versions: wire.Spoken, Chunk: wire.MaxOutput,
-		Beat:   wire.Heartbeat{Admission: wire.Admission{Budget: mem}, Filesystems: []wire.FSReading{{Role: wire.RoleJobs, Free: 1 << 40}}},
-		Starts: map[string]int{}, Canceled: map[string]wire.CancelMode{}, held: map[string]wire.Envelope{}, jobs: map[string]*placedJob{}}
+	n := PlacedAs(i, name, cpus, mem)
 	if pool != "" {
 		_, err = h.SetPools(ctx, "test", n.ID, []string{pool})
 	}
 	return n, err
+}
+
+// PlacedAs makes one of an identity that a hub has enrolled.
+func PlacedAs(i Identity, name string, cpus int, mem int64) *Placed {
+	return &Placed{Identity: i, State: wire.State{Node: wire.Ready, Acquisition: wire.Taking, Runner: wire.RunnerNone, Placed: &wire.Placed{}},
+		Inventory: wire.Inventory{Hostname: name, CPUs: cpus, RAM: mem}, Versions: wire.Spoken, Chunk: wire.MaxOutput,
+		Beat:   wire.Heartbeat{Admission: wire.Admission{Budget: mem}, Filesystems: []wire.FSReading{{Role: wire.RoleJobs, Free: 1 << 40}}},
+		Starts: map[string]int{}, Canceled: map[string]wire.CancelMode{}, held: map[string]wire.Envelope{}, jobs: map[string]*placedJob{}}
 }
 
 // Session runs one session over c until it ends.

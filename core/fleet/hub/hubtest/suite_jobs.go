@@ -15,7 +15,7 @@ import (
 
 // jobSuite is RunSuite's part of placed jobs.
 var jobSuite = map[string]func(*testing.T, hub.Store, func() hub.Store){
-	"peers": suitePeers, "jobs": suiteJobs, "queries": suiteQueries, "requests": suiteRequests, "specs": suiteSpecs, "tails": suiteTails, "old": suiteOld,
+	"peers": suitePeers, "jobs": suiteJobs, "queries": suiteQueries, "history": suiteHistory, "requests": suiteRequests, "specs": suiteSpecs, "tails": suiteTails, "old": suiteOld,
 }
 
 func batch(b hub.JobBatch) hub.Batch { return hub.Batch{Durable: true, JobBatch: b} }
@@ -124,9 +124,32 @@ func suiteQueries(t *testing.T, s hub.Store, _ func() hub.Store) {
 		if tc.q.ID == id(7)[:31] {
 			got = slices.DeleteFunc(got, func(n int64) bool { return n > 9 })
 		}
+		again, aerr := s.JobsOf(t.Context(), slices.Clone(got))
+		if aerr != nil || len(again) != len(got) || len(got) > 0 && again[0].N != got[0] {
+			t.Errorf("JobsOf(%v) = %d jobs, %v", got, len(again), aerr)
+		}
 		if err != nil || fmt.Sprint(got) != tc.want {
 			t.Errorf("Jobs(%+v) = %v, %v, want %s", tc.q, got, err, tc.want)
 		}
+	}
+}
+
+func suiteHistory(t *testing.T, s hub.Store, _ func() hub.Store) {
+	var b hub.JobBatch
+	var want []hub.JobRow
+	for n := 1; n <= 5; n++ {
+		b.Jobs = append(b.Jobs, jobRecord(n))
+		want = append(want, jobRecord(n).Row())
+	}
+	apply(t, s, batch(b))
+	if got, err := s.History(t.Context(), 0, 10); err != nil || !slices.Equal(got, want) {
+		t.Errorf("history %+v, %v, want %+v", got, err, want)
+	}
+	if got, err := s.History(t.Context(), 2, 2); err != nil || !slices.Equal(got, want[2:4]) {
+		t.Errorf("two after the second: %+v, %v", got, err)
+	}
+	if got, err := s.JobsOf(t.Context(), nil); err != nil || len(got) != 0 {
+		t.Errorf("no records: %v, %v", got, err)
 	}
 }
 
