@@ -108,7 +108,7 @@ type spot struct {
 	held bool     // said what it holds, in this session
 	down time.Time
 
-	ok      bool // may be given work as far as its reports go
+	ok      bool     // may be given work as far as its reports go
 	pools   []string // few: looked through faster than a map
 	labels  []string
 	cpus    int
