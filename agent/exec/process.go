@@ -154,8 +154,8 @@ func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
 
 // startWait is how soon a program must end for its start not to be told apart
 // from that: a message is dear in an emulated guest, and most programs are
-// short.
-const startWait = 20 * time.Millisecond
+// short. Nobody waits for a start; it tells how far one came whose end was lost.
+const startWait = 500 * time.Millisecond
 
 // serve reports on the control stream until the program's end.
 func (p *process) serve(conn net.Conn, ctl *control) {
