@@ -78,6 +78,10 @@ default-image: build
 demo: setup build default-image ## one CI job in a microVM, from clone to test, with its trace
 	@$(GO) run $(FLAGS) ./e2e/cmd/demo
 
+.PHONY: demo-fleet
+demo-fleet: setup build default-image ## a pipeline on a fleet: GitLab (a stand-in), hub, vk-gitlab and a node
+	@$(GO) run $(FLAGS) ./e2e/cmd/demofleet
+
 .PHONY: test
 test: setup-test build kernel-if-missing debian-kernel default-image ## all tests, in real guests too
 	@$(GO) vet $(FLAGS) ./...

@@ -1,0 +1,315 @@
+// Package fleetup brings up a whole fleet on this machine, each part as the
+// process that an operator would run: a hub, a vk-gitlab, and one node that
+// boots real microVMs. GitLab is a stand-in in this process (e2e/gitlabtest),
+// with the projects' repositories beside it.
+package fleetup
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"virtkit/core/fault"
+	"virtkit/core/fleet/hubadmin"
+	"virtkit/e2e/gitlabtest"
+	"virtkit/e2e/gitsrv"
+)
+
+// Options of a fleet.
+type Options struct {
+	VK       string // the program
+	StateDir string // where kernels and images are
+	Dir      string // for all that the fleet keeps; short, since sockets are below it
+	Log      io.Writer
+	// NodeConfig is added to the node's configuration, TOML.
+	NodeConfig string
+	// Relay is added to the relay's [[runners]].
+	Relay string
+	// Mem is what a job may use, such as "1G".
+	Mem string
+}
+
+// Fleet is one that is up.
+type Fleet struct {
+	Options
+	GitLab *gitlabtest.Server
+	URL    string // GitLab's, on the host and in guests
+	Repos  string // directory of the bare repositories
+	Git    *gitsrv.Server
+	Node   string // its ID
+
+	web   *http.Server
+	procs []*process
+}
+
+type process struct {
+	name string
+	cmd  *exec.Cmd
+	gone chan struct{}
+}
+
+// RunnerToken is that of the fleet's one runner.
+const RunnerToken = "glrt-demo-fleet-0123456789"
+
+// Up brings a fleet up. What was begun is ended when it fails.
+func Up(ctx context.Context, o Options) (f *Fleet, err error) {
+	f = &Fleet{Options: o, GitLab: gitlabtest.New(), Repos: filepath.Join(o.Dir, "repos")}
+	defer func() {
+		if err != nil {
+			f.Down()
+		}
+	}()
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{{"GitLab", f.gitlab}, {"the hub", f.hub}, {"the node", f.node}, {"vk-gitlab", f.relay}} {
+		if err := step.do(ctx); err != nil {
+			return f, fmt.Errorf("bringing up %s: %w", step.name, err)
+		}
+	}
+	return f, nil
+}
+
+func (f *Fleet) gitlab(context.Context) error {
+	var err error
+	if f.Git, err = gitsrv.New(f.Repos); err != nil {
+		return err
+	}
+	f.GitLab.RunnerToken, f.GitLab.Hold, f.GitLab.Git = RunnerToken, 5*time.Second, f.Git
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	f.URL = "http://" + l.Addr().String()
+	f.web = &http.Server{Handler: f.GitLab, ReadHeaderTimeout: 30 * time.Second}
+	go f.web.Serve(l)
+	return nil
+}
+
+func (f *Fleet) file(name, text string) (string, error) {
+	path := filepath.Join(f.Dir, name)
+	return path, os.WriteFile(path, []byte(text), 0o600)
+}
+
+func (f *Fleet) socket() string { return filepath.Join(f.Dir, "hub", "admin.sock") }
+
+func (f *Fleet) hub(ctx context.Context) error {
+	conf, err := f.file("hub.toml", fmt.Sprintf("addr = \"127.0.0.1:0\"\ndata_dir = %q\nheartbeat_secs = 1\n", filepath.Join(f.Dir, "hub")))
+	if err != nil {
+		return err
+	}
+	if err := f.start("hub", nil, "hub", "--config", conf, "serve"); err != nil {
+		return err
+	}
+	return f.until(ctx, "the hub answers", func() bool { _, err := f.status(ctx); return err == nil })
+}
+
+func (f *Fleet) status(ctx context.Context) (*hubadmin.StatusReply, error) {
+	return hubadmin.Dial(f.socket()).Status(ctx)
+}
+
+// Hub runs a command of vk-hub and returns what it prints.
+func (f *Fleet) Hub(ctx context.Context, args ...string) (string, error) {
+	return f.run(ctx, "", append([]string{"hub", "--config", filepath.Join(f.Dir, "hub.toml")}, args...)...)
+}
+
+func (f *Fleet) node(ctx context.Context) error {
+	state := filepath.Join(f.Dir, "node")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		return err
+	}
+	for _, share := range []string{"kernels", "images", "vmm", "boot", "templates"} {
+		if _, err := os.Stat(filepath.Join(f.StateDir, share)); err == nil {
+			if err := os.Symlink(filepath.Join(f.StateDir, share), filepath.Join(state, share)); err != nil {
+				return err
+			}
+		}
+	}
+	port := f.URL[strings.LastIndexByte(f.URL, ':')+1:]
+	if _, err := f.file("config.toml", fmt.Sprintf("state_dir = %q\n[net]\nhost_loopback = [%s]\n[node]\nrunner = \"none\"\n%s", state, port, f.NodeConfig)); err != nil {
+		return err
+	}
+	token, err := f.Hub(ctx, "token", "create")
+	if err != nil {
+		return err
+	}
+	st, err := f.status(ctx)
+	if err != nil {
+		return err
+	}
+	id, err := f.run(ctx, token, "node", "join", "http://"+st.Addr, "--token", "-")
+	if err != nil {
+		return err
+	}
+	f.Node = strings.TrimSpace(id)
+	if _, err := f.Hub(ctx, "nodes", "pools", f.Node, "ci"); err != nil {
+		return err
+	}
+	return f.start("node", nil, "node", "run")
+}
+
+func (f *Fleet) relay(ctx context.Context) error {
+	token, err := f.file("runner.token", RunnerToken+"\n")
+	if err != nil {
+		return err
+	}
+	if _, err := f.file("gitlab.toml", fmt.Sprintf("check_interval = 1\nshutdown_timeout = 5\nstate_dir = %q\n[gitlab]\nurl = %q\n[[runners]]\nname = \"demo\"\ntoken_file = %q\npool = \"ci\"\nenvelope = { mem = %q, cpus = 1 }\n%s",
+		filepath.Join(f.Dir, "relay"), f.URL, token, f.Mem, f.Relay)); err != nil {
+		return err
+	}
+	join, err := f.Hub(ctx, "token", "create", "--kind", "gitlab")
+	if err != nil {
+		return err
+	}
+	st, err := f.status(ctx)
+	if err != nil {
+		return err
+	}
+	conf := filepath.Join(f.Dir, "gitlab.toml")
+	if _, err := f.run(ctx, join, "gitlabd", "--config", conf, "join", "http://"+st.Addr, "--token", "-"); err != nil {
+		return err
+	}
+	if err := f.start("vk-gitlab", nil, "gitlabd", "--config", conf, "run"); err != nil {
+		return err
+	}
+	return f.until(ctx, "the hub takes the GitLab server", func() bool {
+		_, err := f.Hub(ctx, "gitlabs", "approve", f.URL, "--name", "gitlab")
+		return err == nil
+	})
+}
+
+// Approve lets a project's jobs in.
+func (f *Fleet) Approve(ctx context.Context, project int64, path string) error {
+	_, err := f.Hub(ctx, "gitlabs", "projects", "approve", "gitlab", fmt.Sprintf("%d:%s", project, path))
+	return err
+}
+
+func (f *Fleet) command(ctx context.Context, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, f.VK, args...)
+	cmd.Env = append(os.Environ(), "VIRTKIT_CONFIG="+filepath.Join(f.Dir, "config.toml"), "VIRTKIT_STATE_DIR="+filepath.Join(f.Dir, "node"))
+	return cmd
+}
+
+// run runs a command to its end.
+func (f *Fleet) run(ctx context.Context, stdin string, args ...string) (string, error) {
+	cmd := f.command(ctx, args...)
+	var out, errs bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fault.Newf(fault.System, "vk %s: %s", strings.Join(args, " "), strings.TrimSpace(errs.String())).Because(err)
+	}
+	return out.String(), nil
+}
+
+// start begins a process that goes on.
+func (f *Fleet) start(name string, env []string, args ...string) error {
+	p := &process{name: name, cmd: f.command(context.Background(), args...), gone: make(chan struct{})}
+	p.cmd.Env = append(p.cmd.Env, env...)
+	w := &prefixed{w: f.Log, name: name}
+	p.cmd.Stdout, p.cmd.Stderr = w, w
+	if err := p.cmd.Start(); err != nil {
+		return err
+	}
+	f.procs = append(f.procs, p)
+	go func() { p.cmd.Wait(); close(p.gone) }()
+	return nil
+}
+
+// prefixed writes lines with the name of who wrote them.
+type prefixed struct {
+	mu   sync.Mutex
+	w    io.Writer
+	name string
+}
+
+func (p *prefixed) Write(b []byte) (int, error) {
+	if p.w == nil {
+		return len(b), nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for line := range strings.Lines(string(b)) {
+		fmt.Fprintf(p.w, "%s: %s\n", p.name, strings.TrimRight(line, "\n"))
+	}
+	return len(b), nil
+}
+
+// until asks f until it says so, at most two minutes.
+func (f *Fleet) until(ctx context.Context, what string, ok func() bool) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	for !ok() {
+		if p := f.dead(); p != "" {
+			return fault.Newf(fault.System, "waiting until %s: %s has ended", what, p)
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("waiting until %s: %w", what, context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// dead names a process that has ended, "" for none.
+func (f *Fleet) dead() string {
+	for _, p := range f.procs {
+		select {
+		case <-p.gone:
+			return p.name
+		default:
+		}
+	}
+	return ""
+}
+
+// Ended waits for a job's last update.
+func (f *Fleet) Ended(ctx context.Context, id int64) (gitlabtest.Job, error) {
+	for {
+		changed := f.GitLab.Changed()
+		if j, ok := f.GitLab.Job(id); ok && j.Final != nil {
+			return j, nil
+		}
+		select {
+		case <-changed:
+		case <-time.After(time.Second):
+			if p := f.dead(); p != "" {
+				return gitlabtest.Job{}, fmt.Errorf("%s has ended", p)
+			}
+		case <-ctx.Done():
+			return gitlabtest.Job{}, context.Cause(ctx)
+		}
+	}
+}
+
+// Down ends all, the last one that was begun first.
+func (f *Fleet) Down() error {
+	var errs []error
+	for i := len(f.procs) - 1; i >= 0; i-- {
+		p := f.procs[i]
+		p.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-p.gone:
+		case <-time.After(60 * time.Second):
+			errs = append(errs, fmt.Errorf("%s does not end", p.name))
+			p.cmd.Process.Kill()
+			<-p.gone
+		}
+	}
+	f.procs = nil
+	if f.web != nil {
+		f.web.Close()
+	}
+	return errors.Join(errs...)
+}
