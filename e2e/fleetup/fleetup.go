@@ -195,6 +195,11 @@ func (f *Fleet) Approve(ctx context.Context, project int64, path string) error {
 	return err
 }
 
+// VKRun runs a command of vk on the node's host and returns what it prints.
+func (f *Fleet) VKRun(ctx context.Context, args ...string) (string, error) {
+	return f.run(ctx, "", args...)
+}
+
 func (f *Fleet) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, f.VK, args...)
 	cmd.Env = append(os.Environ(), "VIRTKIT_CONFIG="+filepath.Join(f.Dir, "config.toml"), "VIRTKIT_STATE_DIR="+filepath.Join(f.Dir, "node"))

@@ -1,8 +1,8 @@
 // Demofleet shows a fleet at work, all of it on this machine: a stand-in
-// GitLab, a hub, a vk-gitlab and a node that boots a microVM for each job. It
-// runs a pipeline of three stages and prints what a GitLab user would see of
-// each job: its log, its artifacts, and how it ended. The last one fails, as it
-// is meant to.
+// GitLab, a registry for caches, a hub, a vk-gitlab and a node that boots a
+// microVM for each job and for its service. It runs a pipeline of three stages
+// and prints what a GitLab user would see of each job: its log, its artifacts,
+// and how it ended. The last one fails, as it is meant to.
 //
 //	go run ./e2e/cmd/demofleet            the pipeline
 //	go run ./e2e/cmd/demofleet -v         with the logs of the fleet's processes, on stderr
@@ -18,6 +18,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log"
+	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -26,10 +28,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/registry"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"virtkit/core/fault"
 	"virtkit/e2e/fleetup"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/gitsrv"
+	"virtkit/e2e/testimage"
 )
 
 const (
@@ -60,7 +66,10 @@ func main() {
 }
 
 func run(ctx context.Context, vk, image string, verbose bool) (err error) {
-	o := fleetup.Options{StateDir: os.Getenv("VIRTKIT_STATE_DIR"), Mem: "512M", NodeConfig: "[executor.vm]\ncpus = 1\nmem = \"512M\"\n"}
+	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer reg.Close()
+	o := fleetup.Options{StateDir: os.Getenv("VIRTKIT_STATE_DIR"), Mem: "512M", NodeConfig: fmt.Sprintf(
+		"[registry]\nrepo = \"%s/demo\"\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n", strings.TrimPrefix(reg.URL, "http://"))}
 	if o.StateDir == "" {
 		o.StateDir = "/var/lib/virtkit"
 	}
@@ -78,7 +87,7 @@ func run(ctx context.Context, vk, image string, verbose bool) (err error) {
 		o.Log = os.Stderr
 	}
 	begin := time.Now()
-	fmt.Println("bringing up a stand-in GitLab, a hub, a node and vk-gitlab…")
+	fmt.Println("bringing up a stand-in GitLab, a registry, a hub, a node and vk-gitlab…")
 	f, err := fleetup.Up(ctx, o)
 	if err != nil {
 		return err
@@ -93,6 +102,9 @@ func run(ctx context.Context, vk, image string, verbose bool) (err error) {
 		return err
 	}
 	if err := f.Approve(ctx, projectID, project); err != nil {
+		return err
+	}
+	if err := makeService(ctx, f); err != nil {
 		return err
 	}
 	for _, list := range []string{"nodes", "relays"} {
@@ -114,6 +126,24 @@ func run(ctx context.Context, vk, image string, verbose bool) (err error) {
 	fmt.Printf("\n$ vk-hub jobs\n%s", out)
 	return nil
 }
+
+// makeService makes the image of the pipeline's service: an HTTP server.
+func makeService(ctx context.Context, f *fleetup.Fleet) error {
+	file := filepath.Join(f.Dir, "web.tar")
+	err := testimage.Write(file, testimage.Spec{Files: map[string]string{"www/index.html": "hello from the service\n"},
+		Config: v1.Config{Entrypoint: []string{"/bin/httpd"}, Cmd: []string{"-f", "-p", "80", "-h", "/www"}, Env: []string{"PATH=/bin"}}})
+	if err != nil {
+		return fmt.Errorf("making the service's image: %w", err)
+	}
+	if _, err := f.VKRun(ctx, "image", "inspect", service); err == nil {
+		return nil
+	}
+	_, err = f.VKRun(ctx, "image", "import", file, strings.TrimPrefix(service, "local/"))
+	return err
+}
+
+// service is the image of the pipeline's service. It is kept for the next run.
+const service = "local/demo-web"
 
 func makeProject(root string) (string, error) {
 	r, err := gitsrv.InitBare(root, project+".git")
@@ -148,9 +178,12 @@ type stage struct {
 }
 
 func (p *pipeline) run(ctx context.Context) error {
-	build := p.stage(1, "build", "mkdir out", "./greet.sh fleet | tee out/greeting.txt", "echo \"the token is $CI_JOB_TOKEN\"")
+	build := p.stage(1, "build", "mkdir out cache; echo kept > cache/from-build", "./greet.sh fleet | tee out/greeting.txt", "echo \"the token is $CI_JOB_TOKEN\"")
+	build.more["cache"] = []map[string]any{{"key": "$CI_PROJECT_PATH", "paths": []string{"cache/"}, "policy": "pull-push", "when": "on_success"}}
 	build.more["artifacts"] = []map[string]any{{"paths": []string{"out/"}, "when": "on_success", "artifact_type": "archive", "artifact_format": "zip"}}
-	test := p.stage(2, "test", "cat out/greeting.txt", "grep -q hello out/greeting.txt", "echo \"$(uname -n) has $(nproc) CPU\"")
+	test := p.stage(2, "test", "cat out/greeting.txt", "cat cache/from-build", "exec 3<>/dev/tcp/web/80; printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3 | grep hello")
+	test.more["cache"] = []map[string]any{{"key": "$CI_PROJECT_PATH", "paths": []string{"cache/"}, "policy": "pull"}}
+	test.more["services"] = []map[string]any{{"name": service, "alias": "web"}}
 	test.more["dependencies"] = []map[string]any{{"id": build.id, "name": build.name, "token": build.token, "artifacts_file": map[string]any{"filename": "artifacts.zip", "size": 200}}}
 	deploy := p.stage(3, "deploy", "echo deploying", "exit 7")
 	deploy.state, deploy.exit = "failed", 7
