@@ -3,11 +3,17 @@ package wire
 import (
 	"cmp"
 	"log/slog"
+	"runtime"
 
+	"virtkit/core/cijob"
+	"virtkit/core/cijob/artifact"
+	"virtkit/core/cijob/cache"
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/node"
 	"virtkit/core/fleet/nodejobs"
+	"virtkit/core/image"
 	"virtkit/core/logx"
+	"virtkit/core/version"
 	"virtkit/ledger"
 )
 
@@ -51,3 +57,17 @@ func (h *Host) nodeJobs(own string, log *slog.Logger) (node.Jobs, error) {
 }
 
 var _ nodejobs.Ledger = (*ledger.Admissions)(nil)
+
+// Artifacts moves a placed job's artifacts.
+func (h *Host) Artifacts() cijob.Artifacts {
+	return &artifact.Client{Agent: "vk " + version.Version + " (" + runtime.GOOS + "/" + runtime.GOARCH + ")"}
+}
+
+// Caches keeps a placed job's caches in this host's registry, with this host's
+// credential.
+func (h *Host) Caches() cijob.Caches {
+	return &cache.Registry{
+		Repo: h.Conf.Registry.Repo, Auth: h.Auth(),
+		Options: image.Options{Log: h.Log.With(logx.Comp, "cache"), Getenv: h.Env.Getenv},
+	}
+}
