@@ -63,7 +63,7 @@ func (a *app) nodeJob(ctx context.Context, path string, cleanup bool) error {
 	}
 	o := cijob.Options{
 		Dir: dir, Log: a.log(), Version: version.Version,
-		Host:     &placedHost{h: h, dir: dir},
+		Host: &placedHost{h: h, dir: dir}, Artifacts: h.Artifacts(), Caches: h.Caches(),
 		Executor: &cijob.Commands{Argv: append(append([]string{exe}, a.globalArgs()...), "gitlab"), Env: plainEnviron(a.env.Environ()), Work: dir.WorkPath(), Claim: claim},
 	}
 	if cleanup {
