@@ -3,8 +3,6 @@ package e2e_test
 import (
 	"context"
 	"encoding/base64"
-	"io"
-	"log"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -13,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/registry"
 	"golang.org/x/sys/unix"
 
 	"virtkit/core/admit"
@@ -25,6 +22,7 @@ import (
 	"virtkit/core/logx"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/host"
+	"virtkit/e2e/memreg"
 	"virtkit/ledger"
 )
 
@@ -45,9 +43,7 @@ type placed struct {
 
 func newPlaced(t *testing.T) *placed {
 	guests(t)
-	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	t.Cleanup(reg.Close)
-	h, err := host.New(root, filepath.Join(world.dir, "placed-"+t.Name()), config+"\n[registry]\nrepo = \""+strings.TrimPrefix(reg.URL, "http://")+"/team\"\n")
+	h, err := host.New(root, filepath.Join(world.dir, "placed-"+t.Name()), config+"\n[registry]\nrepo = \""+memreg.Start(t).Addr+"/team\"\n")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,41 +2,22 @@ package cache_test
 
 import (
 	"fmt"
-	"io"
-	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-containerregistry/pkg/registry"
 
 	"virtkit/core/cijob/cache"
 	"virtkit/core/cijob/transfer/transfertest"
 	"virtkit/core/fleet/job"
+	"virtkit/e2e/memreg"
 )
-
-// memory is a registry in this process that notes what it is asked.
-func memory(t *testing.T) (addr string, asked *[]string) {
-	asked = new([]string)
-	in := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
-	var mu sync.Mutex
-	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		mu.Lock()
-		*asked = append(*asked, q.Method+" "+q.URL.Path)
-		mu.Unlock()
-		in.ServeHTTP(w, q)
-	}))
-	t.Cleanup(srv.Close)
-	return strings.TrimPrefix(srv.URL, "http://"), asked
-}
 
 // reference is Debian's docker-registry.
 func reference(t *testing.T) string {
@@ -74,7 +55,7 @@ func reference(t *testing.T) string {
 
 func TestRoundTrip(t *testing.T) {
 	for name, start := range map[string]func(*testing.T) string{
-		"in memory":       func(t *testing.T) string { a, _ := memory(t); return a },
+		"in memory":       func(t *testing.T) string { return memreg.Start(t).Addr },
 		"docker-registry": reference,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -127,8 +108,7 @@ func TestRoundTrip(t *testing.T) {
 
 // TestApart: protection, projects and servers have caches of their own.
 func TestApart(t *testing.T) {
-	addr, _ := memory(t)
-	r := &cache.Registry{Repo: addr}
+	r := &cache.Registry{Repo: memreg.Start(t).Addr}
 	c := job.Cache{Key: "k", Paths: []string{"c"}}
 	tr, _ := transfertest.New(t, "https://gitlab.example.com", nil)
 	transfertest.File(t, tr, "c/x", "x")
@@ -171,13 +151,13 @@ func TestRef(t *testing.T) {
 
 // TestUnchanged: the same files are not uploaded again.
 func TestUnchanged(t *testing.T) {
-	addr, asked := memory(t)
-	r := &cache.Registry{Repo: addr}
+	reg := memreg.Start(t)
+	r := &cache.Registry{Repo: reg.Addr}
 	tr, _ := transfertest.New(t, "https://gitlab.example.com", nil)
 	transfertest.File(t, tr, "c/x", "x")
 	c := job.Cache{Key: "k", Paths: []string{"c"}}
 	uploads := func() (n int) {
-		for _, a := range *asked {
+		for _, a := range reg.Asked() {
 			if strings.HasPrefix(a, "POST ") {
 				n++
 			}
@@ -209,8 +189,7 @@ func TestTrouble(t *testing.T) {
 	if l := strings.Join(trace.Lines(), "\n"); !strings.Contains(l, "no [registry] repo") {
 		t.Error(l)
 	}
-	addr, _ := memory(t)
-	r := &cache.Registry{Repo: addr}
+	r := &cache.Registry{Repo: memreg.Start(t).Addr}
 	if err := r.Save(t.Context(), tr, job.Cache{Key: "k", Paths: []string{"nothing"}}); err != nil {
 		t.Error(err)
 	}
