@@ -52,15 +52,16 @@ func (o *JobOptions) fill() {
 }
 
 const (
-	maxFits      = 1024            // envelopes of a node
-	maxPlacings  = 1024            // placements whose capacity is remembered
-	refusedPause = 2 * time.Second // before a node that refused is asked again
-	offerStep    = 5 * time.Second // for an offer's answer
-	renewStep    = 10 * time.Second
-	leaseGrace   = 30 * time.Second // past a lease, before the hub ends it without the node's word
-	recentLoad   = time.Minute      // that a load average of 1 minute may not show yet
-	imageIdle    = 30 * time.Minute
-	imageIdleMax = 24 * time.Hour
+	maxFits       = 1024            // envelopes of a node
+	maxPlacings   = 1024            // placements whose capacity is remembered
+	refusedPause  = 2 * time.Second // before a node that refused is asked again
+	offerStep     = 5 * time.Second // for an offer's answer
+	renewStep     = 10 * time.Second
+	capacityPause = 100 * time.Millisecond // between two counts for one who waits
+	leaseGrace    = 30 * time.Second       // past a lease, before the hub ends it without the node's word
+	recentLoad    = time.Minute            // that a load average of 1 minute may not show yet
+	imageIdle     = 30 * time.Minute
+	imageIdleMax  = 24 * time.Hour
 )
 
 // placer is what placement holds in memory.

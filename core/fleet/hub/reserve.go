@@ -96,6 +96,15 @@ func (h *Hub) Capacity(ctx context.Context, o Owner, q *dispatch.CapacityRequest
 		case <-ctx.Done():
 			return nil, deny(dispatch.Unavailable, "the hub is stopping")
 		}
+		// Every heartbeat moves something: what a fleet of hundreds moves
+		// meanwhile is counted at once.
+		pause := time.NewTimer(capacityPause)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
+			return nil, deny(dispatch.Unavailable, "the hub is stopping")
+		}
 	}
 }
 
@@ -206,6 +215,7 @@ func (p *placer) reserve(ctx context.Context, o Owner, q *dispatch.ReservationRe
 		r.end = time.Now().Add(offerStep + time.Duration(q.LeaseSecs)*time.Second + leaseGrace)
 		p.res[r.id], s.res[r.id] = r, r
 		s.sum()
+		p.bump()
 		sess := s.sess
 		p.mu.Unlock()
 		sess.post(&wire.Offer{Reservation: r.id, Envelope: q.Placement.Envelope, LeaseSecs: q.LeaseSecs})
