@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
+	"virtkit/core/cijob"
 	"virtkit/core/execdrv"
 	"virtkit/core/fault"
 	"virtkit/core/runner"
@@ -99,6 +100,9 @@ func callPrepare(ctx context.Context, c *call) error {
 	defer stop()
 	r, err := c.runner(c.a.env.Stdout)
 	if err != nil {
+		return err
+	}
+	if r.Prior, err = inherited(c.a.env.Getenv, cijob.EnvClaim); err != nil {
 		return err
 	}
 	return r.Prepare(ctx, &c.drv)

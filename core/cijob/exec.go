@@ -24,8 +24,8 @@ type Commands struct {
 	Argv []string // program and arguments before config, prepare, run and cleanup
 	Env  []string // that all get, KEY=VALUE; the job's come behind it
 	Work string   // TMPDIR and working directory of the calls, 0700
-	// Claim is the ledger entry that prepare takes over, by its descriptor; nil =
-	// prepare asks for its own.
+	// Claim is the ledger entry that the first prepare takes over, by its
+	// descriptor, and is closed with it; nil = prepare asks for its own.
 	Claim *os.File
 }
 
@@ -81,6 +81,10 @@ func (c *Commands) Call(ctx context.Context, call Call) Ended {
 	}
 	cmd.Stdout, cmd.Stderr = call.Out, call.Err
 	ended := run(ctx, cmd, call.Now)
+	if cmd.ExtraFiles != nil {
+		c.Claim.Close()
+		c.Claim = nil
+	}
 	if o, err := execdrv.TakeOutcome(filepath.Join(c.Work, outcomeName)); err == nil {
 		ended.Outcome = o
 	}

@@ -56,6 +56,7 @@ func (r *Runner) admit(ctx context.Context, j *job) error {
 	if err != nil {
 		return err
 	}
+	ask.Prior = r.Prior
 	held, err := r.Gate.Admit(ctx, ask, func(line string) { r.say("%s", line) })
 	if err != nil {
 		return err

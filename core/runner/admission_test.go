@@ -106,6 +106,23 @@ func admitted(t *testing.T) (*world, *gate, *history, string) {
 	return w, g, h, "42-acme-web/test_unit-" + digest8("test unit")
 }
 
+// TestPlacedJobBringsItsClaim: what a reservation holds is not asked for twice.
+func TestPlacedJobBringsItsClaim(t *testing.T) {
+	w, g, _, _ := admitted(t)
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	w.run.Prior = f
+	if err := w.run.Prepare(t.Context(), w.call()); err != nil {
+		t.Fatal(err)
+	}
+	if len(g.asks) != 1 || g.asks[0].Prior != f {
+		t.Errorf("asked %+v", g.asks)
+	}
+}
+
 func TestAJobIsAdmittedBeforeItsImages(t *testing.T) {
 	w, g, _, _ := admitted(t)
 	g.says = []string{"waiting for 3072 MiB", "admitted after waiting 3s for memory"}

@@ -187,10 +187,13 @@ type Runner struct {
 	Tools      Tools      // nil = guests get none
 	Checkouts  Checkouts  // nil = jobs get their sources in their guests
 	Gate       admit.Gate // nil = everything is admitted
-	History    History    // nil = nothing is remembered
-	Set        Settings
-	Trace      io.Writer        // gets the `virtkit: …` lines
-	Now        func() time.Time // nil = time.Now
+	// Prior is the claim of the reservation that the job was placed on, by its
+	// descriptor; nil = the job asks for all of its own.
+	Prior   *os.File
+	History History // nil = nothing is remembered
+	Set     Settings
+	Trace   io.Writer        // gets the `virtkit: …` lines
+	Now     func() time.Time // nil = time.Now
 	// Parent is the process that called this one; its zero value is "unknown".
 	Parent supervise.Owner
 
