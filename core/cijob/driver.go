@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"path"
+	"strings"
 	"time"
 
 	"virtkit/core/execdrv"
@@ -49,6 +50,7 @@ type driver struct {
 	host string // that the executor names itself as
 	p    place
 	out  *output
+	mask *strings.Replacer // of what goes elsewhere than into the trace
 
 	// hard ends at once: the node's end, an immediate cancel. timed is hard under
 	// the job's time. soft is timed until a graceful cancel.
@@ -83,7 +85,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer f.Close()
-	d.out = newOutput(f, d.j, newVariables(d.j, d.p, "running"), o.Clock)
+	d.out = newOutput(f, d.j, d.vars("running"), o.Clock)
 	v := d.run(ctx)
 	if err := d.out.close(); err != nil {
 		// The trace has lost something: that is not to look like a good job.
@@ -110,6 +112,7 @@ func open(o Options) (*driver, error) {
 		return nil, err
 	}
 	d.setPlace(execdrv.ConfigAnswer{})
+	d.mask = masker(d.vars("running").masked(d.j))
 	return d, nil
 }
 
@@ -127,7 +130,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 func (d *driver) finish(v *verdict) error {
 	r := d.result
 	if v != nil {
-		r.Failure, r.ExitCode, r.Message = string(v.failure), v.code, v.text
+		r.Failure, r.ExitCode, r.Message = string(v.failure), v.code, d.mask.Replace(v.text)
 	}
 	if r.Usage == nil {
 		r.Usage = &wire.JobUsage{}
@@ -289,7 +292,7 @@ func (d *driver) tryPrepare() *verdict {
 // callOf adds what every call is given.
 func (d *driver) callOf(v variables, c Call) Call {
 	c.Env, c.Now = v.environ(d.j), d.hard.Done()
-	c.Env = append(c.Env, EnvServer+"="+d.j.ServerURL)
+	c.Env = append(c.Env, execdrv.EnvJobServer+"="+d.j.ServerURL)
 	var err error
 	if c.Response, err = response(d.j, d.vars("running")); err != nil {
 		d.o.Log.Error("writing the job's response", "err", err) // plain data: cannot be
@@ -297,15 +300,11 @@ func (d *driver) callOf(v variables, c Call) Call {
 	return c
 }
 
-// EnvServer tells prepare the GitLab that a placed job is from: unlike
-// CI_SERVER_URL, no variable of the job's can set it.
-const EnvServer = "VK_JOB_SERVER_URL"
-
 // cleanup is the executor's; what it prints is for the node's people.
 func (d *driver) cleanup() error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(d.hard), cleanupTime, endStopped)
 	defer cancel()
-	w := &logWriter{log: d.o.Log}
+	w := &logWriter{log: d.o.Log, mask: d.mask}
 	defer w.flush()
 	e := d.o.Executor.Call(ctx, d.callOf(d.vars("running"), Call{Kind: CallCleanup, Out: w, Err: w}))
 	if e.Err == nil && e.Exit != 0 {

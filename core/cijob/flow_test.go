@@ -344,6 +344,16 @@ func TestCancelWhere(t *testing.T) {
 	}
 }
 
+// TestMessageIsMasked: what the hub keeps of a failure has no secret in it.
+func TestMessageIsMasked(t *testing.T) {
+	f := newFlow()
+	f.j.Variables = append(f.j.Variables, job.Variable{Key: "GIT_STRATEGY", Value: "s3cr3t-value", Masked: true})
+	res, out := f.run(t)
+	if !strings.Contains(res.Message, `GIT_STRATEGY is "[MASKED]"`) || strings.Contains(out, "s3cr3t") {
+		t.Errorf("%s\n%s", res.Message, out)
+	}
+}
+
 // TestUnreadable: a spec that this version cannot read ends the job.
 func TestUnreadable(t *testing.T) {
 	s, err := jobdir.Open(t.TempDir())
@@ -388,7 +398,7 @@ func TestEnvironment(t *testing.T) {
 		"CUSTOM_ENV_CI_JOB_IMAGE": "alpine:1", "CUSTOM_ENV_MICROVM_USER": "1000", "CUSTOM_ENV_MICROVM_MEM": "2G", "CUSTOM_ENV_MICROVM_CPUS": "4",
 		"CUSTOM_ENV_CERT": "line 1", "CUSTOM_ENV_CI_PROJECT_DIR": "/builds/group/project", "CUSTOM_ENV_FF_TIMESTAMPS": "true",
 		"CUSTOM_ENV_CI_JOB_SERVICES": `[{"name":"redis:7","alias":"cache,c2","entrypoint":[""],"command":["redis-server"],"variables":{"RV":"v-1"}}]`,
-		"CUSTOM_ENV_CI_JOB_TOKEN":    "glcbt-64_tokenoftheJob", cijob.EnvServer: "https://gitlab.example.com",
+		"CUSTOM_ENV_CI_JOB_TOKEN":    "glcbt-64_tokenoftheJob", execdrv.EnvJobServer: "https://gitlab.example.com",
 	} {
 		if env[k] != want {
 			t.Errorf("%s is %q, want %q", k, env[k], want)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"virtkit/core/execdrv"
@@ -43,7 +44,19 @@ func (w *answerWriter) decode() (a execdrv.ConfigAnswer, err error) {
 // logWriter writes what comes line by line into the driver's log.
 type logWriter struct {
 	log  *slog.Logger
+	mask *strings.Replacer
 	line []byte
+}
+
+// masker takes secrets out of a text, the longest first.
+func masker(secrets []string) *strings.Replacer {
+	secrets = slices.Clone(secrets)
+	slices.SortFunc(secrets, func(a, b string) int { return len(b) - len(a) })
+	var pairs []string
+	for _, s := range secrets {
+		pairs = append(pairs, s, "[MASKED]")
+	}
+	return strings.NewReplacer(pairs...)
 }
 
 func (w *logWriter) Write(p []byte) (int, error) {
@@ -67,7 +80,7 @@ func (w *logWriter) Write(p []byte) (int, error) {
 
 func (w *logWriter) flush() {
 	if s := strings.TrimSpace(string(w.line)); s != "" {
-		w.log.Info("cleanup: " + s)
+		w.log.Info("cleanup: " + w.mask.Replace(s))
 	}
 	w.line = w.line[:0]
 }

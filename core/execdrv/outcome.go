@@ -13,6 +13,10 @@ import (
 // placed jobs does (core/cijob). The names of it that a job can see are none.
 const EnvOutcome = "VIRTKIT_OUTCOME_FILE"
 
+// EnvJobServer tells prepare the GitLab that a placed job is from. It comes
+// from the node's driver: unlike CI_SERVER_URL, no job can set it.
+const EnvJobServer = "VK_JOB_SERVER_URL"
+
 // Outcome is what the file holds, of the last call that wrote it.
 type Outcome struct {
 	// Step is prepare's step that failed: image, sources, boot …

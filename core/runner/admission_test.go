@@ -115,11 +115,14 @@ func TestPlacedJobBringsItsClaim(t *testing.T) {
 	}
 	defer f.Close()
 	w.run.Prior = f
-	if err := w.run.Prepare(t.Context(), w.call()); err != nil {
-		t.Fatal(err)
-	}
+	w.prepare("VK_JOB_SERVER_URL=https://gitlab.example.com/")
 	if len(g.asks) != 1 || g.asks[0].Prior != f {
 		t.Errorf("asked %+v", g.asks)
+	}
+	// Its page is by the node's word, not by a variable of the job's.
+	rec, err := runner.ReadRecord(w.host.Dir(w.id()))
+	if err != nil || rec.Page != "https://gitlab.example.com/acme/web/-/jobs/77" {
+		t.Errorf("page %q, %v", rec.Page, err)
 	}
 }
 

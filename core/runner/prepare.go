@@ -400,7 +400,8 @@ func (r *Runner) recordOf(j *job) Record {
 	return Record{
 		ID: j.id.ID, JobID: j.id.JobID, Name: j.call.Var("CI_JOB_NAME"), Stage: j.call.Var("CI_JOB_STAGE"),
 		Project: j.call.Var("CI_PROJECT_PATH"), Pipeline: j.call.Var("CI_PIPELINE_ID"), URL: j.call.Var("CI_JOB_URL"),
-		Ref: j.call.Var("CI_COMMIT_REF_NAME"), SHA: j.call.Var("CI_COMMIT_SHA"),
+		Page: pageOf(j.call.Env(execdrv.EnvJobServer), j.resp),
+		Ref:  j.call.Var("CI_COMMIT_REF_NAME"), SHA: j.call.Var("CI_COMMIT_SHA"),
 		Image: j.wanted.Image, Digest: j.image.Root.Digest, CPUs: j.spec.CPUs, MemMiB: j.spec.MemMiB,
 		User: r.userOfJob(j), Workdir: j.image.Workdir,
 		Entrypoint: execdrv.EffectiveEntrypoint(j.resp.Image.Entrypoint, j.image.Entrypoint),
@@ -408,6 +409,14 @@ func (r *Runner) recordOf(j *job) Record {
 		Site: j.site, SiteJob: j.resp.JobInfo.Name,
 		Services: serviceRecords(j.spec.Services), HostSources: j.tree != nil,
 	}
+}
+
+// pageOf is a job's page on its GitLab, by the runner's account of the job.
+func pageOf(server string, r execdrv.Response) string {
+	if server == "" || r.JobInfo.ProjectPath == "" || r.ID < 1 {
+		return ""
+	}
+	return fmt.Sprintf("%s/%s/-/jobs/%d", strings.TrimRight(server, "/"), r.JobInfo.ProjectPath, r.ID)
 }
 
 // request is the exec of a stage's shell.

@@ -23,14 +23,17 @@ const RecordFile = "job.json"
 // Record is what a job is: for `run`, for `vk list` and for the reaper. It
 // holds no value of any variable that could be a secret.
 type Record struct {
-	Schema     string          `json:"schema"` // "vk.job/1"
-	ID         string          `json:"id"`     // the directory's name
-	JobID      int64           `json:"job_id"`
-	Name       string          `json:"name"`
-	Stage      string          `json:"stage"`
-	Project    string          `json:"project"`
-	Pipeline   string          `json:"pipeline,omitempty"`
-	URL        string          `json:"url,omitempty"`
+	Schema   string `json:"schema"` // "vk.job/1"
+	ID       string `json:"id"`     // the directory's name
+	JobID    int64  `json:"job_id"`
+	Name     string `json:"name"`
+	Stage    string `json:"stage"`
+	Project  string `json:"project"`
+	Pipeline string `json:"pipeline,omitempty"`
+	URL      string `json:"url,omitempty"`
+	// Page is the job's on the GitLab that it was taken from; "" where only the
+	// job's own variables would name that.
+	Page       string          `json:"page,omitempty"`
 	Ref        string          `json:"ref,omitempty"`
 	SHA        string          `json:"sha,omitempty"`
 	Image      string          `json:"image"`

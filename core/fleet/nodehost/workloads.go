@@ -91,9 +91,9 @@ func (h *Host) workloads(claims []Claim, guests []Guest) (out []Running, problem
 // ofJob fills in what the job's record says; a job that has none yet is its id
 // alone, and so is one whose record cannot be read, which is the error.
 //
-// It gets no link: everything that would name the GitLab of a job that the
-// host's own gitlab-runner took (CI_SERVER_URL, CI_JOB_URL) is a variable that
-// the job can set, so that it could point its link anywhere.
+// Only a placed job gets a link: everything that would name the GitLab of a job
+// that the host's own gitlab-runner took (CI_SERVER_URL, CI_JOB_URL) is a
+// variable that the job can set, so that it could point its link anywhere.
 func ofJob(w *wire.Workload, g Guest) error {
 	rec, err := runner.ReadRecord(g.Dir)
 	if err != nil {
@@ -103,7 +103,7 @@ func ofJob(w *wire.Workload, g Guest) error {
 		}
 		return err
 	}
-	w.Project, w.Job = rec.Project, rec.Name
+	w.Project, w.Job, w.JobURL = rec.Project, rec.Name, rec.Page
 	if rec.JobID > 0 {
 		w.JobID = strconv.FormatInt(rec.JobID, 10)
 	}
