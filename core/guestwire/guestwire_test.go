@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sort"
 	"strings"
 	"testing"
@@ -213,6 +214,33 @@ func TestJoinFrames(t *testing.T) {
 	}
 	if got := bytes.Join(w.all, nil); len(w.all) != 2 || len(w.all[0]) != 32<<10 || !bytes.Equal(got, append(bytes.Clone(data), long...)) {
 		t.Errorf("a long body came in %d writes, %d bytes in all", len(w.all), len(got))
+	}
+}
+
+// The frame that opens a stream waits for the next one; the one that accepts a
+// stream, and the one that ends it, do not wait.
+func TestJoinFramesOfAStreamsBeginning(t *testing.T) {
+	w := &writes{}
+	j := guestwire.JoinFrames(w)
+	frame := func(typ, flags, stream, n byte) []byte { return []byte{0, typ, 0, flags, 0, 0, 0, stream, 0, 0, 0, n} }
+	open, accept, data, end := frame(1, 1, 3, 9), frame(1, 2, 4, 9), frame(0, 0, 3, 2), frame(1, 4, 3, 0)
+	for _, p := range [][]byte{open, open, data, []byte("hi"), accept, open, end} {
+		if n, err := j.Write(p); n != len(p) || err != nil {
+			t.Errorf("Write(%v) = %d, %v", p, n, err)
+		}
+	}
+	want := [][]byte{slices.Concat(open, open, data, []byte("hi")), accept, slices.Concat(open, end)}
+	if d := cmp.Diff(want, w.all); d != "" {
+		t.Errorf("writes (-want +got):\n%s", d)
+	}
+	w.all = nil
+	for range 100 {
+		if _, err := j.Write(open); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := bytes.Join(w.all, nil); len(got) < 80*len(open) {
+		t.Errorf("of 100 streams %d bytes were written", len(got))
 	}
 }
 
