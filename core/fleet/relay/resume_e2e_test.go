@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -190,6 +191,10 @@ func TestMain(m *testing.M) {
 // victim runs a relay that is killed at a step of its state file: even ones are
 // after a write, odd ones before it.
 func victim(text string) {
+	go func() { // it ends with the test, however that ends
+		io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	var conf relayconf.Config
 	if err := json.Unmarshal([]byte(text), &conf); err != nil {
 		panic(err)
@@ -226,6 +231,11 @@ func TestKilledAtEachStep(t *testing.T) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), envVictim+"="+string(conf), envStep+"="+strconv.Itoa(step))
 		cmd.Stderr = os.Stderr
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stdin.Close()
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
