@@ -215,7 +215,7 @@ func (c *Client) stop(ctx context.Context, r request) (st State, err error) {
 func (c *Client) Reboot(ctx context.Context) (State, error) {
 	st, err := c.askState(ctx, request{Op: opReboot}, nil)
 	if err == nil && st.Phase == Ended {
-		return st, fault.Newf(fault.System, "guest %s did not come back: %s", st.Name, st.Exit.words())
+		return st, fault.Newf(fault.System, "guest %s did not come back: %s%s", st.Name, st.Exit.words(), consoleText(st.Exit.Console))
 	}
 	return st, err
 }

@@ -381,14 +381,19 @@ func startError(s Spec, st State) error {
 		text = fmt.Sprintf("guest %s ended while it started: %s", s.Name, x.words())
 		hint = or(hint, "`vk check` tests the kernel and the accelerator of this host")
 	}
-	if len(x.Console) > 0 {
-		text += "\nlast lines of its console:\n  | " + strings.Join(x.Console, "\n  | ")
-	}
-	e := fault.New(kind, text)
+	e := fault.New(kind, text+consoleText(x.Console))
 	if hint != "" {
 		e = e.Hint("%s", hint)
 	}
 	return e
+}
+
+// consoleText is what a guest's console said last, to follow an error's text.
+func consoleText(console []string) string {
+	if len(console) == 0 {
+		return ""
+	}
+	return "\nlast lines of its console:\n  | " + strings.Join(console, "\n  | ")
 }
 
 func or(a, b string) string {

@@ -321,26 +321,6 @@ func TestStillborn(t *testing.T) {
 	}
 }
 
-// A guest that stops on its way is booted again; one that only takes its time is
-// left to it.
-func TestStuck(t *testing.T) {
-	w := run(t, &supervisetest.Driver{StuckIn: "network"}, soonStillborn)
-	st, err := w.client.State(ctxFor(t))
-	if err != nil || st.Phase != supervise.Running || w.driver.Boots() != 2 {
-		t.Errorf("state = %+v, %v after %d boots; want it running after 2", st.Phase, err, w.driver.Boots())
-	}
-	if want := []string{`it stood still for 50ms (stage "guest: network")`}; !slices.Equal(st.Retried, want) {
-		t.Errorf("told of starts given up: %q, want %q", st.Retried, want)
-	}
-	w = begin(t, &supervisetest.Driver{StuckIn: "checkout"}, func(s *supervise.Spec, d *supervise.Deps) {
-		s.BootLimit, d.Times.Life = 6*soonLife, soonLife
-	}, keep)
-	w.wait()
-	if st, err := supervise.ReadState(w.dir); err != nil || st.Exit == nil || st.Exit.Reason != supervise.ReasonBootTimeout || w.driver.Boots() != 1 {
-		t.Errorf("a stage that may take long: %+v, %v after %d boots; want a boot timeout after 1", st.Exit, err, w.driver.Boots())
-	}
-}
-
 const soonLife = 50 * time.Millisecond
 
 // soonStillborn gives up guests without a sign of life early, and no others.
