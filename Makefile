@@ -51,6 +51,10 @@ setup: ## install what this host lacks (Debian packages; asks sudo unless root)
 setup-test:
 	@.ci/setup test
 
+.PHONY: setup-fleet
+setup-fleet:
+	@.ci/setup fleet
+
 .PHONY: setup-bench
 setup-bench:
 	@.ci/setup bench
@@ -79,7 +83,7 @@ demo: setup build default-image ## one CI job in a microVM, from clone to test, 
 	@$(GO) run $(FLAGS) ./e2e/cmd/demo
 
 .PHONY: demo-fleet
-demo-fleet: setup build default-image ## a pipeline on a fleet: GitLab (a stand-in), hub, vk-gitlab and a node
+demo-fleet: setup-fleet build default-image ## a pipeline on a fleet: GitLab (a stand-in), hub, vk-gitlab and a node
 	@$(GO) run $(FLAGS) ./e2e/cmd/demofleet
 
 .PHONY: test

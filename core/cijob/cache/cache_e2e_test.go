@@ -1,15 +1,11 @@
 package cache_test
 
 import (
-	"fmt"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -17,40 +13,20 @@ import (
 	"virtkit/core/cijob/transfer/transfertest"
 	"virtkit/core/fleet/job"
 	"virtkit/e2e/memreg"
+	"virtkit/e2e/ociregistry"
 )
 
 // reference is Debian's docker-registry.
 func reference(t *testing.T) string {
-	bin, err := exec.LookPath("docker-registry")
-	if err != nil {
+	if _, err := exec.LookPath(ociregistry.Program); err != nil {
 		t.Skip("needs docker-registry: apt-get install docker-registry")
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	r, err := ociregistry.Start(t.Context(), "", t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr := l.Addr().String()
-	l.Close()
-	dir := t.TempDir()
-	conf := filepath.Join(dir, "config.yml")
-	body := fmt.Sprintf("version: 0.1\nlog: {level: error}\nstorage: {filesystem: {rootdirectory: %s}}\nhttp: {addr: %s}\n", filepath.Join(dir, "data"), addr)
-	if err := os.WriteFile(conf, []byte(body), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(bin, "serve", conf)
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		if resp, err := http.Get("http://" + addr + "/v2/"); err == nil {
-			resp.Body.Close()
-			return addr
-		}
-		if time.Now().After(end) {
-			t.Fatal("docker-registry does not answer")
-		}
-	}
+	t.Cleanup(r.Close)
+	return r.Addr
 }
 
 func TestRoundTrip(t *testing.T) {

@@ -18,8 +18,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log"
-	"net/http/httptest"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -28,13 +26,13 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"virtkit/core/fault"
 	"virtkit/e2e/fleetup"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/gitsrv"
+	"virtkit/e2e/ociregistry"
 	"virtkit/e2e/testimage"
 )
 
@@ -66,10 +64,7 @@ func main() {
 }
 
 func run(ctx context.Context, vk, image string, verbose bool) (err error) {
-	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
-	defer reg.Close()
-	o := fleetup.Options{StateDir: os.Getenv("VIRTKIT_STATE_DIR"), Mem: "512M", NodeConfig: fmt.Sprintf(
-		"[registry]\nrepo = \"%s/demo\"\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n", strings.TrimPrefix(reg.URL, "http://"))}
+	o := fleetup.Options{StateDir: os.Getenv("VIRTKIT_STATE_DIR"), Mem: "512M"}
 	if o.StateDir == "" {
 		o.StateDir = "/var/lib/virtkit"
 	}
@@ -83,6 +78,16 @@ func run(ctx context.Context, vk, image string, verbose bool) (err error) {
 		return err
 	}
 	defer os.RemoveAll(o.Dir)
+	bin := filepath.Join(filepath.Dir(o.VK), "tools", ociregistry.Program) // where `make setup-fleet` puts it
+	if _, err := os.Stat(bin); err != nil {
+		bin = ""
+	}
+	reg, err := ociregistry.Start(ctx, bin, o.Dir)
+	if err != nil {
+		return err
+	}
+	defer reg.Close()
+	o.NodeConfig = fmt.Sprintf("[registry]\nrepo = \"%s/demo\"\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n", reg.Addr)
 	if verbose {
 		o.Log = os.Stderr
 	}
