@@ -56,7 +56,6 @@ type driver struct {
 	// the job's time. soft is timed until a graceful cancel.
 	hard, timed, soft context.Context
 	began             time.Time
-	canceled          bool // gracefully
 	result            job.Result
 }
 

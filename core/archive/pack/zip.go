@@ -253,7 +253,7 @@ func (z *zipper) append(file io.Writer, head *zip.FileHeader, p *part, content [
 	head.CRC32 = crc32.Update(head.CRC32, crc32.IEEETable, p.raw)
 	head.CompressedSize64 += uint64(len(content))
 	head.UncompressedSize64 += uint64(len(p.raw))
-	//nolint:staticcheck // the writer of a raw entry takes the central directory's from here
+	//lint:ignore SA1019 the writer of a raw entry takes the central directory's from here
 	head.CompressedSize, head.UncompressedSize = uint32(min(head.CompressedSize64, 1<<32-1)), uint32(min(head.UncompressedSize64, 1<<32-1))
 	z.buffers.Put(p.buf)
 	return nil
@@ -271,8 +271,9 @@ func headerOf(h *tar.Header) *zip.FileHeader {
 	if utf8.ValidString(h.Name) && strings.ContainsFunc(h.Name, func(r rune) bool { return r >= utf8.RuneSelf }) {
 		head.Flags |= 0x800
 	}
-	head.ModifiedDate, head.ModifiedTime = dos(h.ModTime.UTC()) //nolint:staticcheck // of a raw entry nobody else fills them in
-	x := []byte{0x75, 0x78, 11, 0, 1, 4}                        // "ux": owner
+	//lint:ignore SA1019 of a raw entry nobody else fills them in
+	head.ModifiedDate, head.ModifiedTime = dos(h.ModTime.UTC())
+	x := []byte{0x75, 0x78, 11, 0, 1, 4} // "ux": owner
 	x = binary.LittleEndian.AppendUint32(x, uint32(h.Uid))
 	x = append(x, 4)
 	x = binary.LittleEndian.AppendUint32(x, uint32(h.Gid))

@@ -404,8 +404,8 @@ type tx struct {
 	jobs    map[string]*Job // that this tx changed
 	newJobs int64           // how many of them are new
 
-	ownNodes, ownTokens, ownRevoked                                      bool // maps that are this tx's already
-	ownRelays, ownServers, ownProjects, ownKeys, ownDropped, ownSettings bool
+	ownNodes, ownTokens, ownRevoked                         bool // maps that are this tx's already
+	ownRelays, ownServers, ownProjects, ownKeys, ownDropped bool
 }
 
 func (t *tx) unix() int64 { return t.now.Unix() }

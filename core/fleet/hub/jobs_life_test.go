@@ -242,7 +242,7 @@ func TestLostNode(t *testing.T) {
 		}
 		set(n, &n.Lose, nil)
 		f.connect(n)
-		v = f.want(id, dispatch.Finished, "lost")
+		f.want(id, dispatch.Finished, "lost")
 		if _, e := f.reserve(0); e != nil {
 			t.Errorf("no room after the result of what was given up: %v", e)
 		}

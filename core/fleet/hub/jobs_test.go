@@ -498,7 +498,7 @@ func TestServers(t *testing.T) {
 		if err := f.RejectServer(t.Context(), "uid 0", "https://bad.example.com/"); err != nil {
 			t.Fatal(err)
 		}
-		bad, _ := f.Snapshot().Servers["https://bad.example.com"]
+		bad := f.Snapshot().Servers["https://bad.example.com"]
 		if bad.URL == "" || bad.Name != "" {
 			t.Errorf("the rejected server is %+v", bad)
 		}

@@ -169,7 +169,6 @@ func makeProject(root string) (string, error) {
 type pipeline struct {
 	f          *fleetup.Fleet
 	image, sha string
-	built      stage
 }
 
 // stage is a job, and what is expected of it.
