@@ -380,7 +380,7 @@ func TestRemove(t *testing.T) {
 // is left to whoever does it, and other jobs' are none of its business.
 func TestRemoveEndsWhatWasBegun(t *testing.T) {
 	j := open(t)
-	dirs := []string{".dead-1-job-0123abcd", ".dead-1-job-4567cdef", ".dead-1-job-beside-01234567", ".dead-1-job-89ab0123"}
+	dirs := []string{".dead-1-job-0123abcd", ".dead-1-job-4567cdef", ".dead-1-job-beside-01234567", ".dead-1-job-89ab0123", ".dead-1-job-0123ab"}
 	for i, n := range dirs {
 		dir := filepath.Join(j.Dir(), n)
 		if err := os.MkdirAll(filepath.Join(dir, "vmm"), 0o700); err != nil {
@@ -414,12 +414,12 @@ func TestRemoveEndsWhatWasBegun(t *testing.T) {
 	if err := j.Remove(t.Context(), "1-job"); err != nil {
 		t.Errorf("Remove = %v", err)
 	}
-	check("of a job that is gone", ".dead-1-job-89ab0123", ".dead-1-job-beside-01234567")
+	check("of a job that is gone", ".dead-1-job-0123ab", ".dead-1-job-89ab0123", ".dead-1-job-beside-01234567")
 	reserve(t, j, supervise.Spec{ID: "1-job-beside", Kind: "gitlab", Keep: true}).Lock.Close()
 	if err := j.Remove(t.Context(), "1-job-beside"); err != nil {
 		t.Errorf("Remove = %v", err)
 	}
-	check("of a job that is there", ".dead-1-job-89ab0123")
+	check("of a job that is there", ".dead-1-job-0123ab", ".dead-1-job-89ab0123")
 }
 
 func TestOpenOfWhatCannotBe(t *testing.T) {

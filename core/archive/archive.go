@@ -212,9 +212,9 @@ func (c *selector) isExcluded(rel string) (rule string, yes bool) {
 }
 
 // untracked takes what git does not track. The tree may be another user's:
-// there is nothing that git would run for a list.
+// without its fsmonitor there is nothing that git would run for a list.
 func (c *selector) untracked() {
-	cmd := exec.Command("git", "-c", "safe.directory=*", "ls-files", "-o", "-z")
+	cmd := exec.Command("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "ls-files", "-o", "-z")
 	cmd.Dir = c.Tree
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()

@@ -404,3 +404,21 @@ func FuzzExtract(f *testing.F) {
 		}
 	})
 }
+
+// TestExcludeByName: a name that looks like a pattern excludes what has it.
+func TestExcludeByName(t *testing.T) {
+	root := t.TempDir()
+	for _, n := range []string{"a[1].txt", "a1.txt", "b.txt"} {
+		if err := os.WriteFile(filepath.Join(root, n), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var said notes
+	got, err := archive.Select(archive.Selection{Tree: root, Paths: []string{"*.txt"}, Exclude: []string{"a[1].txt"}}, said.say)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]string{"b.txt"}, names(got)); d != "" {
+		t.Error(d)
+	}
+}

@@ -11,6 +11,7 @@ var (
 	NewBoundedLog = newBoundedLog
 	Printable     = printable
 	LastLines     = lastLines
+	ShortStage    = short
 )
 
 // BoundedLog is boundedLog.

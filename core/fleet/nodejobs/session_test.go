@@ -86,6 +86,23 @@ func TestOutputAndResult(t *testing.T) {
 	}
 }
 
+// TestResultAfterOutput: how a job ended is not told before its output is stored.
+func TestResultAfterOutput(t *testing.T) {
+	r := newRig(t)
+	id := r.accepted(1, "")
+	r.print(id, "a line\n")
+	r.finish(id, job.Result{})
+	next[*wire.Output](r)
+	r.say(&wire.OutputAck{Job: id, Offset: 3})
+	if m, ok := nextWithin[*wire.Result](r, 300*time.Millisecond); ok {
+		t.Fatalf("a result with 3 of 7 bytes stored: %+v", m)
+	}
+	r.say(&wire.OutputAck{Job: id, Offset: 7})
+	if m := next[*wire.Result](r); m.Result.OutputLen != 7 {
+		t.Errorf("%+v", m.Result)
+	}
+}
+
 // TestWindow: no byte is sent 4 MiB beyond what is stored, in chunks of 256 KiB.
 func TestWindow(t *testing.T) {
 	r := newRig(t)

@@ -41,6 +41,9 @@ func TestA(t *testing.T) {
 	})
 }
 `,
+	"half/a_test.go": `import "testing"
+func TestA(t *testing.T) { t.Run("good", func(t *testing.T) {}); t.Run("bad", func(t *testing.T) { t.Error("always") }) }
+`,
 	"panics/a_test.go": "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { panic(\"boom\") }\nfunc TestC(t *testing.T) {}\n",
 	"slow/a_test.go":   "import \"testing\"\nfunc TestA(t *testing.T) {}\nfunc TestB(t *testing.T) { t.Log(\"stuck\"); select {} }\n",
 }
@@ -91,7 +94,7 @@ FAIL: m/all TestA was skipped, and make test sees to what it needs: a_test.go:3:
 FAIL: m/skips TestEmpty was skipped, and make test sees to what it needs: no reason given
 FAIL: m/skips TestPart/one was skipped, and make test sees to what it needs: a_test.go:4: needs one: apt-get install one
 FAIL: m/skips TestSilent was skipped, and make test sees to what it needs: no reason given
-7 passed, 5 failed, 7 skipped (4 of them must not be); not built, not ended, or failed outside of tests: m/broken, m/main, m/slow
+8 passed, 7 failed, 7 skipped (4 of them must not be); not built, not ended, or failed outside of tests: m/broken, m/main, m/slow
 `
 	if d := cmp.Diff(want, end); d != "" {
 		t.Errorf("the end (-want +got)\n%s", d)
@@ -129,7 +132,7 @@ func TestGoodRun(t *testing.T) {
 
 // TestOnceMore runs again what failed, if that is little, and says so.
 func TestOnceMore(t *testing.T) {
-	module(t, "ok", "fails", "unsteady")
+	module(t, "ok", "fails", "unsteady", "half")
 	args := []string{"-trimpath", "-vet=off", "./..."}
 	var out bytes.Buffer
 	ok, err := run(t.Context(), &out, &out, false, 3, args)
@@ -138,13 +141,13 @@ func TestOnceMore(t *testing.T) {
 	}
 	for _, want := range []string{
 		"once more, alone: m/fails TestA\n", "once more, alone: m/unsteady TestA\n",
-		"UNSTEADY: m/unsteady TestA failed, its output is above, and passed alone: a defect to be looked into\n4 passed, 1 failed, 0 skipped, 1 unsteady\n",
+		"UNSTEADY: m/unsteady TestA failed, its output is above, and passed alone: a defect to be looked into\n5 passed, 3 failed, 0 skipped, 1 unsteady\n",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is not in\n%s", want, &out)
 		}
 	}
-	if strings.Contains(out.String(), "UNSTEADY: m/fails") {
+	if strings.Contains(out.String(), "UNSTEADY: m/fails") || strings.Contains(out.String(), "UNSTEADY: m/half") {
 		t.Errorf("a test that failed twice is called unsteady\n%s", &out)
 	}
 	for again, want := range []bool{false, true} {
