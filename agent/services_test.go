@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,31 +53,44 @@ func TestParseServiceExec(t *testing.T) {
 }
 
 // host answers the streams that an agent opens: as the service "db" would, with
-// cat for every program, and refuses others.
+// cat for every program, and refuses others. A stream that ends before it said
+// anything is one of a session that ends. It is over before the test is.
 func host(t *testing.T, conn net.Conn) {
 	sess, err := yamux.Client(guestwire.JoinFrames(conn), guestwire.MuxConfig())
 	if err != nil {
-		t.Error(err)
-		return
+		t.Fatal(err)
 	}
-	t.Cleanup(func() { sess.Close() })
+	var streams sync.WaitGroup
+	t.Cleanup(func() { sess.Close(); streams.Wait() })
+	streams.Go(func() { serve(t, sess, &streams) })
+}
+
+func serve(t *testing.T, sess *yamux.Session, streams *sync.WaitGroup) {
 	stdio := make(chan net.Conn, 8)
+	over := sess.CloseChan()
 	for {
 		st, err := sess.AcceptStream()
 		if err != nil {
 			return
 		}
-		go func() {
+		streams.Go(func() {
 			var h guestwire.Header
 			var m guestwire.Service
-			if guestwire.Recv(st, &h) != nil || h.Op != guestwire.OpService || decode(h.Op, h.Body, &m) != nil {
+			if err := guestwire.Recv(st, &h); err != nil {
+				st.Close()
+				return
+			}
+			if h.Op != guestwire.OpService || decode(h.Op, h.Body, &m) != nil {
 				t.Errorf("a stream began with %+v", h)
 				st.Close()
 				return
 			}
 			switch {
 			case m.Request.Op == guestwire.OpStdio:
-				stdio <- st
+				select {
+				case stdio <- st:
+				case <-over:
+				}
 			case m.Name != "db":
 				guestwire.Send(st, guestwire.ExecEvent{Exited: true, Code: 125, Err: "no service " + m.Name})
 				st.Close()
@@ -84,7 +98,12 @@ func host(t *testing.T, conn net.Conn) {
 				guestwire.Send(st, guestwire.ExecEvent{PID: 7})
 				var out []net.Conn
 				for range 3 {
-					out = append(out, <-stdio)
+					select {
+					case c := <-stdio:
+						out = append(out, c)
+					case <-over:
+						return
+					}
 				}
 				// Only the input says anything and comes to its end by itself.
 				in := make(chan []byte, len(out))
@@ -96,7 +115,12 @@ func host(t *testing.T, conn net.Conn) {
 						}
 					}()
 				}
-				b := <-in
+				var b []byte
+				select {
+				case b = <-in:
+				case <-over:
+					return
+				}
 				for _, o := range out {
 					o.Write(b)
 				}
@@ -106,14 +130,14 @@ func host(t *testing.T, conn net.Conn) {
 				guestwire.Send(st, guestwire.ExecEvent{Exited: true, Code: 9})
 				st.Close()
 			}
-		}()
+		})
 	}
 }
 
 // A program of the guest reaches the host through the agent, as its streams are.
 func TestRelay(t *testing.T) {
 	near, far := net.Pipe()
-	go host(t, far)
+	host(t, far)
 	s := newServer(Options{}, nil)
 	go s.session(t.Context(), near)
 	ln, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
