@@ -5,6 +5,7 @@ package logx
 import (
 	"io"
 	"log/slog"
+	"sync"
 	"testing"
 )
 
@@ -30,11 +31,29 @@ func New(w io.Writer, level slog.Level, asJSON bool) *slog.Logger {
 // Discard drops everything.
 func Discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// ForTest logs everything to t.Log.
+// ForTest logs everything to t.Log until t's cleanups begin that were there
+// before this call. What comes later is dropped: t.Log of a test that is over
+// would panic, and take the other tests of its package along.
 func ForTest(t testing.TB) *slog.Logger {
-	return New(testWriter{t}, slog.LevelDebug, false)
+	w := &testWriter{t: t}
+	t.Cleanup(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.t = nil
+	})
+	return New(w, slog.LevelDebug, false)
 }
 
-type testWriter struct{ t testing.TB }
+type testWriter struct {
+	mu sync.Mutex
+	t  testing.TB // nil once the test ends
+}
 
-func (w testWriter) Write(p []byte) (int, error) { w.t.Log(string(p)); return len(p), nil }
+func (w *testWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.t != nil {
+		w.t.Log(string(p))
+	}
+	return len(p), nil
+}
