@@ -11,8 +11,10 @@
 // With -again N, up to N tests that failed are run once more, alone, and what
 // passes then does not fail the run; each is named at the end as unsteady, with
 // its first output above, because it is a defect all the same: of a test that
-// counts on a quiet host, or of what it tests. Nothing is run again where more
-// failed, or a package failed outside of its tests.
+// counts on a quiet host, or of what it tests. A package that panicked or was
+// killed is run again as a whole and counts as one of the N: its other tests
+// said nothing. Nothing is run again where more failed, or a package does not
+// build.
 package main
 
 import (
@@ -64,16 +66,20 @@ func run(ctx context.Context, out, errs io.Writer, strict bool, again int, args 
 	if err := goTest(ctx, s, errs, args); err != nil {
 		return false, err
 	}
-	if failed := s.failures(); len(failed) > 0 && len(failed) <= again && len(s.broken) == 0 && ctx.Err() == nil {
+	if failed := s.failures(); len(failed) > 0 && len(failed) <= again && len(s.unbuilt) == 0 && ctx.Err() == nil {
 		flags := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return !strings.HasPrefix(a, "-") })
 		for _, t := range failed {
 			fmt.Fprintf(out, "once more, alone: %s\n", t)
+			more := append(slices.Clone(flags), "-count=1")
+			if t.Test != "" {
+				more = append(more, "-run", "^"+t.Test+"$")
+			}
 			one := newSummary(out)
-			if err := goTest(ctx, one, errs, append(slices.Clone(flags), "-count=1", "-run", "^"+t.Test+"$", t.Package)); err != nil {
+			if err := goTest(ctx, one, errs, append(more, t.Package)); err != nil {
 				return false, err
 			}
 			if c := one.pkgs[t.Package]; c != nil && c.passed > 0 && c.failed == 0 && len(one.broken) == 0 {
-				s.passedLater(t)
+				s.passedLater(t, one)
 			}
 		}
 	}
@@ -135,8 +141,9 @@ func goTest(ctx context.Context, s *summary, errs io.Writer, args []string) erro
 		return fmt.Errorf("reading from go test: %w", err)
 	default:
 	}
-	if werr != nil && len(s.failures())+len(s.broken) == 0 {
+	if werr != nil && len(s.failures()) == 0 {
 		s.broken = append(s.broken, "go test itself ("+werr.Error()+")")
+		s.unbuilt = s.broken
 	}
 	return nil
 }

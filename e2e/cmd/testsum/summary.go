@@ -15,6 +15,7 @@ import (
 type event struct {
 	Time                          time.Time
 	Action, Package, Test, Output string
+	FailedBuild                   string
 }
 
 // test names one test; Test is "" for its package as a whole.
@@ -33,8 +34,14 @@ var provided = regexp.MustCompile(`apt-get install|\bmake (build|setup|kernel|te
 
 const noReason = "no reason given"
 
-// counts are of one package.
-type counts struct{ passed, failed, skipped int }
+// counts are of one package. It came to its end when it said the verdict over
+// all of its tests: one that panicked or was killed does not, and nobody knows
+// what those after it would have said.
+type counts struct {
+	passed, failed, skipped int
+	ended                   bool
+	lately                  []string // what the test wrote that ended last
+}
 
 type summary struct {
 	out     io.Writer
@@ -43,21 +50,42 @@ type summary struct {
 	skips   map[test]string // reason
 	pkgs    map[string]*counts
 	broken  []string     // packages that failed with no failed test, or did not end
+	unbuilt []string     // of these, those without a program
 	failed  map[test]int // top-level tests that failed, with their parts
-	later   []test       // of these, those that passed alone
+	later   []test       // what failed and passed alone: tests, and whole packages
 }
 
 func newSummary(out io.Writer) *summary {
 	return &summary{out: out, output: map[test][]string{}, running: map[test]time.Time{}, skips: map[test]string{}, pkgs: map[string]*counts{}, failed: map[test]int{}}
 }
 
-// failures are the top-level tests that failed.
-func (s *summary) failures() []test { return slices.SortedFunc(maps.Keys(s.failed), compare) }
+// failures are what may be run again: the top-level tests that failed, and as a
+// whole the packages that did not come to their end.
+func (s *summary) failures() []test {
+	var all []test
+	for t := range s.failed {
+		if !slices.Contains(s.broken, t.Package) {
+			all = append(all, t)
+		}
+	}
+	for _, p := range s.broken {
+		all = append(all, test{Package: p})
+	}
+	slices.SortFunc(all, compare)
+	return all
+}
 
-// passedLater notes that a test that had failed passed alone.
-func (s *summary) passedLater(t test) {
-	s.pkgs[t.Package].failed -= s.failed[t]
-	s.pkgs[t.Package].passed += s.failed[t]
+// passedLater notes that what had failed passed alone, in the run that one sums up.
+func (s *summary) passedLater(t test, one *summary) {
+	if t.Test == "" {
+		s.pkgs[t.Package] = one.pkgs[t.Package]
+		maps.DeleteFunc(s.skips, func(k test, _ string) bool { return k.Package == t.Package })
+		maps.Copy(s.skips, one.skips)
+		s.broken = slices.DeleteFunc(s.broken, func(p string) bool { return p == t.Package })
+	} else {
+		s.pkgs[t.Package].failed -= s.failed[t]
+		s.pkgs[t.Package].passed += s.failed[t]
+	}
 	s.later = append(s.later, t)
 }
 
@@ -84,21 +112,32 @@ func (s *summary) take(e event) (printed bool) {
 			s.output[t] = append(s.output[t], e.Output)
 		case e.Output != "PASS\n":
 			// The closing line of a package, or what it printed outside of tests.
+			pkg.ended = pkg.ended || e.Output == "FAIL\n"
 			show(e.Output)
 		}
 	case "pass", "fail", "skip":
 		delete(s.running, t)
 		if e.Test == "" {
 			if e.Action == "fail" {
+				if !pkg.ended { // a panic may come under the name of a test that ended
+					show(strings.Join(pkg.lately, ""))
+				}
 				show(s.unfinished(e.Package))
-				if pkg.failed == 0 {
+				if pkg.failed == 0 || !pkg.ended {
 					s.broken = append(s.broken, e.Package)
+				}
+				if e.FailedBuild != "" {
+					s.unbuilt = append(s.unbuilt, e.Package)
 				}
 			}
 			return printed
 		}
 		lines := s.output[t]
 		delete(s.output, t)
+		pkg.lately = nil
+		if e.Action != "fail" {
+			pkg.lately = lines
+		}
 		switch e.Action {
 		case "pass":
 			pkg.passed++
@@ -124,9 +163,6 @@ func (s *summary) unfinished(pkg string) string {
 			continue
 		}
 		s.pkgs[pkg].failed++
-		if !slices.Contains(s.broken, pkg) {
-			s.broken = append(s.broken, pkg)
-		}
 		text.WriteString(strings.Join(s.output[t], "") + "--- NOT ENDED: " + t.Test + "\n")
 		delete(s.output, t)
 		delete(s.running, t)
@@ -181,7 +217,11 @@ func (s *summary) end(strict bool) bool {
 		fmt.Fprintf(s.out, "FAIL: %s was skipped, and make test sees to what it needs: %s\n", t, s.skips[t])
 	}
 	for _, t := range s.later {
-		fmt.Fprintf(s.out, "UNSTEADY: %s failed, its output is above, and passed alone: a defect to be looked into\n", t)
+		did := "failed, its output is above, and passed alone"
+		if t.Test == "" {
+			did = "did not come to its end, its output is above, and did so alone"
+		}
+		fmt.Fprintf(s.out, "UNSTEADY: %s %s: a defect to be looked into\n", t, did)
 	}
 	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped", all.passed, all.failed, all.skipped)
 	if len(s.later) > 0 {
