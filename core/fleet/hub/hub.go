@@ -29,7 +29,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -267,6 +266,9 @@ func (h *Hub) Run(ctx context.Context) error {
 	indexed := make(chan struct{})
 	go func() { defer close(indexed); h.jobs.index.load(ctx, h) }()
 	defer func() { <-indexed }()
+	watched := make(chan struct{})
+	go func() { defer close(watched); h.watch(ctx) }()
+	defer func() { <-watched }()
 	for {
 		var batch []*change
 		select {
@@ -347,8 +349,11 @@ func (h *Hub) attempt(batch []*change) error {
 	h.audits = t.seq
 	h.jobs.merge(t)
 	if t.touched > 0 {
-		t.s.Rev = old.Rev + 1
-		h.snap.Store(&t.s)
+		// A copy: a pointer into the tx would keep it and, through its old
+		// snapshot, all that ever were.
+		s := t.s
+		s.Rev = old.Rev + 1
+		h.snap.Store(&s)
 	}
 	h.Stats.Changes.Add(uint64(len(batch)))
 	for i, c := range batch {
@@ -404,7 +409,7 @@ type tx struct {
 	jobs    map[string]*Job // that this tx changed
 	newJobs int64           // how many of them are new
 
-	ownNodes, ownTokens, ownRevoked                         bool // maps that are this tx's already
+	ownNodes, ownNodeKeys, ownTokens, ownRevoked            bool // maps that are this tx's already
 	ownRelays, ownServers, ownProjects, ownKeys, ownDropped bool
 }
 
@@ -417,10 +422,14 @@ func (t *tx) node(name string) (*Node, error) { return t.s.Find(name) }
 // nodes is the map of nodes, made this tx's.
 func (t *tx) nodes() map[string]*Node {
 	t.touched++
-	if !t.ownNodes {
-		t.s.Nodes, t.s.byKey, t.ownNodes = maps.Clone(t.s.Nodes), maps.Clone(t.s.byKey), true
-	}
+	own(&t.s.Nodes, &t.ownNodes)
 	return t.s.Nodes
+}
+
+// byKey is the map of keys, made this tx's.
+func (t *tx) byKey() map[string]string {
+	own(&t.s.byKey, &t.ownNodeKeys)
+	return t.s.byKey
 }
 
 // put stores a node's new record.
@@ -428,7 +437,9 @@ func (t *tx) put(n *Node, r Record) *Node {
 	c := *n
 	c.Record = &r
 	t.nodes()[r.ID] = &c
-	t.s.byKey[string(r.Key)] = r.ID
+	if t.s.byKey[string(r.Key)] != r.ID {
+		t.byKey()[string(r.Key)] = r.ID
+	}
 	t.b.Records = append(t.b.Records, &r)
 	return &c
 }
@@ -442,9 +453,7 @@ func (t *tx) open(n *Node, open []*Command) {
 
 func (t *tx) token(tok Token) {
 	t.touched++
-	if !t.ownTokens {
-		t.s.Tokens, t.ownTokens = maps.Clone(t.s.Tokens), true
-	}
+	own(&t.s.Tokens, &t.ownTokens)
 	t.s.Tokens[tok.Hash] = tok
 	t.b.Tokens = append(t.b.Tokens, tok)
 	t.b.Durable = true
@@ -452,9 +461,7 @@ func (t *tx) token(tok Token) {
 
 func (t *tx) dropToken(hash string) {
 	t.touched++
-	if !t.ownTokens {
-		t.s.Tokens, t.ownTokens = maps.Clone(t.s.Tokens), true
-	}
+	own(&t.s.Tokens, &t.ownTokens)
 	delete(t.s.Tokens, hash)
 	t.b.DropTokens = append(t.b.DropTokens, hash)
 }

@@ -50,6 +50,8 @@ type Session struct {
 	inc     string
 	began   time.Time     // by the monotonic clock: the wall's may jump
 	heard   atomic.Int64  // since began, when a message was read last
+	spoke   atomic.Int64  // since began, when one was sent last
+	due     atomic.Bool   // the writer is to send a ping
 	wake    chan struct{} // of capacity 1
 	cancel  context.CancelCauseFunc
 	live    *Live
@@ -99,7 +101,7 @@ func (h *Hub) Serve(ctx context.Context, c Conn, p Peer) error {
 	h.Stats.Sessions.Add(1)
 	h.log.Info("session begun", logx.Node, s.node, "version", s.version, "remote", p.Remote)
 	welcome := &wire.Welcome{Hub: h.id, HeartbeatSecs: max(1, int(h.o.Heartbeat/time.Second)), Time: h.o.Now().Unix()}
-	if err := h.send(ctx, c, s.version, welcome); err != nil {
+	if err := s.send(ctx, welcome); err != nil {
 		return err
 	}
 	done := make(chan struct{})
@@ -126,6 +128,9 @@ func (s *Session) finish(err error) error {
 	if e == nil {
 		s.c.CloseNow() // the connection broke
 		return err
+	}
+	if e.Closing.Code == wire.Silent {
+		s.h.Stats.Silent.Add(1)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), writeStep)
 	defer cancel()
@@ -162,6 +167,18 @@ func (h *Hub) send(ctx context.Context, c Conn, version int, m wire.Message) err
 	defer cancel()
 	return c.Write(ctx, b)
 }
+
+// send writes to the node.
+func (s *Session) send(ctx context.Context, m wire.Message) error {
+	if err := s.h.send(ctx, s.c, s.version, m); err != nil {
+		return err
+	}
+	s.spoke.Store(int64(time.Since(s.began)))
+	return nil
+}
+
+// quiet is for how long the node was sent nothing.
+func (s *Session) quiet() time.Duration { return time.Since(s.began) - time.Duration(s.spoke.Load()) }
 
 // step reads one message of the handshake, within its time.
 func step[M wire.Message](ctx context.Context, c Conn) (m M, err error) {
@@ -349,6 +366,13 @@ func (s *Session) take(ctx context.Context, m wire.Message) error {
 		if n := h.Snapshot().Nodes[s.node]; n != nil {
 			h.beat(n, m)
 		}
+		// The ping of the interval goes out here: waking the writer for it costs
+		// a hub of many nodes more than the ping.
+		if s.quiet() >= h.o.Heartbeat*3/4 {
+			if err := s.send(ctx, &wire.Ping{}); err != nil {
+				return fmt.Errorf("sending a ping: %w", err)
+			}
+		}
 	case *wire.Inventory:
 		h.later(s.node, func(p *pending) { p.inventory = m })
 	case *wire.Report:
@@ -366,7 +390,7 @@ func (s *Session) take(ctx context.Context, m wire.Message) error {
 		if err := h.ack(ctx, s.node, m); err != nil {
 			return err
 		}
-		return h.send(ctx, s.c, s.version, &wire.Recorded{Command: m.Command, Outcome: m.Outcome})
+		return s.send(ctx, &wire.Recorded{Command: m.Command, Outcome: m.Outcome})
 	case *wire.Hello, *wire.Auth:
 		return fmt.Errorf("%w: a message of the handshake in a session", wire.ErrProtocol)
 	default:
@@ -399,41 +423,51 @@ func (s *Session) flush(ctx context.Context) error {
 			return nil
 		}
 		for _, m := range out {
-			if err := s.h.send(ctx, s.c, s.version, m); err != nil {
+			if err := s.send(ctx, m); err != nil {
 				return err
 			}
 		}
 	}
 }
 
-// write sends the hub's pings and what steers the node, and ends the session
-// of a node that is silent.
-func (s *Session) write(ctx context.Context) {
-	tick := time.NewTicker(s.h.o.Heartbeat)
+// watch ends the sessions of nodes that are silent, and has the writers of
+// those that were told nothing for a while send a ping, until ctx ends.
+func (h *Hub) watch(ctx context.Context) {
+	tick := time.NewTicker(h.o.Heartbeat / 4)
 	defer tick.Stop()
-	ping, err := wire.Encode(s.version, &wire.Ping{})
-	if err != nil {
-		s.cancel(err)
-		return
-	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if silent := time.Since(s.began) - time.Duration(s.heard.Load()); silent >= wire.MissedBeats*s.h.o.Heartbeat {
-				s.h.Stats.Silent.Add(1)
+		}
+		h.sessMu.Lock()
+		for _, s := range h.sessions {
+			switch silent := time.Since(s.began) - time.Duration(s.heard.Load()); {
+			case silent >= wire.MissedBeats*h.o.Heartbeat:
 				s.cancel(end(wire.Silent, "nothing was heard for %d heartbeats", wire.MissedBeats))
-				return
+			case s.quiet() >= h.o.Heartbeat*5/4: // later than what answers a heartbeat
+				s.due.Store(true)
+				s.wakeUp()
 			}
-			wctx, cancel := context.WithTimeout(ctx, writeStep)
-			err := s.c.Write(wctx, ping)
-			cancel()
-			if err != nil {
-				s.cancel(fmt.Errorf("sending a ping: %w", err))
-				return
-			}
+		}
+		h.sessMu.Unlock()
+	}
+}
+
+// write sends what steers the node, and pings to one that sends no heartbeats.
+func (s *Session) write(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
 		case <-s.wake:
+			if s.due.Swap(false) {
+				if err := s.send(ctx, &wire.Ping{}); err != nil {
+					s.cancel(fmt.Errorf("sending a ping: %w", err))
+					return
+				}
+			}
 			if err := s.steer(ctx); err != nil {
 				s.cancel(fmt.Errorf("steering: %w", err))
 				return
@@ -464,7 +498,7 @@ func (s *Session) steer(ctx context.Context) error {
 		gen = a.Generation
 	}
 	if n.Desired.Generation > gen && s.desired != n.Desired.ID {
-		if err := s.h.send(ctx, s.c, s.version, &n.Desired); err != nil {
+		if err := s.send(ctx, &n.Desired); err != nil {
 			return err
 		}
 		s.desired = n.Desired.ID
@@ -474,7 +508,7 @@ func (s *Session) steer(ctx context.Context) error {
 		if s.sent[c.ID] || c.Outcome == "" && c.Expires <= now || c.Op.Since() > s.version {
 			continue
 		}
-		if err := s.h.send(ctx, s.c, s.version, &c.Command); err != nil {
+		if err := s.send(ctx, &c.Command); err != nil {
 			return err
 		}
 		s.sent[c.ID] = true

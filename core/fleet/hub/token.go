@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"maps"
 	"time"
 
 	"virtkit/core/fault"
@@ -153,10 +152,8 @@ func (h *Hub) Remove(ctx context.Context, actor, name string) (id string, err er
 		}
 		id = n.ID
 		delete(t.nodes(), n.ID)
-		delete(t.s.byKey, string(n.Key))
-		if !t.ownRevoked {
-			t.s.revoked, t.ownRevoked = maps.Clone(t.s.revoked), true
-		}
+		delete(t.byKey(), string(n.Key))
+		own(&t.s.revoked, &t.ownRevoked)
 		rv := Revoked{Node: n.ID, Key: n.Key, At: t.unix()}
 		t.s.revoked[n.ID] = rv
 		t.b.Removed = append(t.b.Removed, n.ID)
