@@ -18,7 +18,8 @@
 // speak; the node checks that before it signs. Then, in this order: the node
 // sends its report, from version 2 the acks that the hub has not recorded, from
 // version 3 what it holds, then its inventory and its heartbeats. The hub says
-// nothing of its own before the first report, but a ping each interval; after
+// nothing of its own before the first report, but a ping each interval, after a
+// heartbeat or, when none comes, by itself; after
 // it the desired state when the node's is older, and each command that has no
 // final outcome, once a session. closing comes before the hub ends a session.
 //

@@ -321,11 +321,34 @@ func (f *fleetBench) connect(ctx context.Context, i hubtest.Identity, addr strin
 	}
 }
 
-// all connects every node, a hundred at a time.
+// all connects every node, a hundred at a time. Those that are in send
+// heartbeats meanwhile: on a slow machine the last come when the first would
+// have been found silent.
 func (f *fleetBench) all(ctx context.Context, addr string, handshake bool) ([]*hubtest.Client, error) {
 	clients := make([]*hubtest.Client, len(f.nodes))
 	gate := make(chan struct{}, 100)
-	var wg sync.WaitGroup
+	var wg, beating sync.WaitGroup
+	in := make(chan *hubtest.Client, len(f.nodes))
+	beating.Go(func() {
+		var up []*hubtest.Client
+		tick := time.NewTicker(wire.DefaultHeartbeat)
+		defer tick.Stop()
+		for {
+			select {
+			case c, more := <-in:
+				if !more {
+					return
+				}
+				up = append(up, c)
+			case <-tick.C:
+				for n, c := range up {
+					c.Send(ctx, beatOf(n)) // one that is gone shows in what is counted
+				}
+			}
+		}
+	})
+	defer beating.Wait()
+	defer close(in)
 	var failed atomic.Pointer[error]
 	for i := range f.nodes {
 		wg.Go(func() {
@@ -336,6 +359,9 @@ func (f *fleetBench) all(ctx context.Context, addr string, handshake bool) ([]*h
 				failed.Store(&err)
 			}
 			clients[i] = c
+			if c != nil {
+				in <- c
+			}
 		})
 	}
 	wg.Wait()
@@ -546,32 +572,4 @@ func (f *fleetBench) fillAudit(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// cpuOf is the CPU time that a process has taken.
-func cpuOf(pid int) time.Duration {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := strings.Cut(string(b), ") ")
-	w := strings.Fields(rest)
-	if len(w) < 13 {
-		return 0
-	}
-	u, _ := strconv.ParseInt(w[11], 10, 64)
-	s, _ := strconv.ParseInt(w[12], 10, 64)
-	return time.Duration(u+s) * time.Second / 100 // USER_HZ
-}
-
-// peakOf is a process's largest resident set in MiB.
-func peakOf(pid int) float64 {
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	for l := range strings.SplitSeq(string(b), "\n") {
-		if rest, ok := strings.CutPrefix(l, "VmHWM:"); ok {
-			kib, _ := strconv.ParseFloat(strings.Fields(rest)[0], 64)
-			return kib / 1024
-		}
-	}
-	return 0
 }
