@@ -60,7 +60,7 @@ func newPolite(o Options, note func(string)) *polite {
 		c.lax = t.Clone()
 		c.lax.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // asked for by `insecure` in the configuration
 	}
-	return &polite{inner: c, insecure: insecure, retries: o.Retries, note: note}
+	return &polite{inner: &paced{c, o.Stall}, insecure: insecure, retries: o.Retries, note: note}
 }
 
 // tlsChoice verifies certificates, but for the hosts that were configured.

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
@@ -117,9 +116,12 @@ func (r *remote) smallOnce(ctx context.Context, kind, ref, accept string, max in
 		return nil, "", err
 	}
 	defer resp.Body.Close()
-	w := watch(resp.Body, r.o.Stall)
-	defer w.stop()
-	body, err := io.ReadAll(io.LimitReader(w, max+1))
+	slow := time.AfterFunc(r.o.Small, func() { resp.Body.Close() })
+	body, err := io.ReadAll(io.LimitReader(resp.Body, max+1))
+	if !slow.Stop() && err != nil {
+		return nil, "", fault.Newf(fault.Unavailable, "registry %s had sent only %d bytes of %s after %s", r.repo.RegistryStr(), len(body), r.what(ref), r.o.Small).
+			Hint("try again; the registry, or a proxy or the line on the way, is very slow")
+	}
 	if err != nil {
 		return nil, "", err
 	}
@@ -269,35 +271,6 @@ func parsePlatform(s string) (v1.Platform, error) {
 	return out, nil
 }
 
-// errStalled is the cause of a connection cut by watch.
-var errStalled = errors.New("the connection was silent for too long")
-
-// watched closes a body that gives nothing for a while, so that whoever waits
-// for it gets an error and can resume.
-type watched struct {
-	body  io.ReadCloser
-	limit time.Duration
-	t     *time.Timer
-	cut   atomic.Bool
-}
-
-func watch(body io.ReadCloser, limit time.Duration) *watched {
-	w := &watched{body: body, limit: limit}
-	w.t = time.AfterFunc(limit, func() { w.cut.Store(true); body.Close() })
-	return w
-}
-
-func (w *watched) Read(p []byte) (int, error) {
-	w.t.Reset(w.limit)
-	n, err := w.body.Read(p)
-	if err != nil && w.cut.Load() {
-		err = fmt.Errorf("%w (%w)", errStalled, io.ErrUnexpectedEOF)
-	}
-	return n, err
-}
-
-func (w *watched) stop() { w.t.Stop() }
-
 // blob streams a blob's bytes to w, resuming after cuts, and checks its size
 // and digest. count gets the number of bytes as they come.
 func (r *remote) blob(ctx context.Context, digest string, size int64, w io.Writer, note func(string), count func(int64)) error {
@@ -355,8 +328,7 @@ func (r *remote) blobFrom(ctx context.Context, digest string, off *int64, size i
 		return err
 	}
 	defer resp.Body.Close()
-	body := watch(resp.Body, r.o.Stall)
-	defer body.stop()
+	body := resp.Body
 	if *off > 0 {
 		if resp.StatusCode == http.StatusOK { // no ranges here: skip what is known
 			if _, err := io.CopyN(io.Discard, body, *off); err != nil {

@@ -107,6 +107,9 @@ func (o Options) filled() Options {
 	if o.Stall <= 0 {
 		o.Stall = 30 * time.Second
 	}
+	if o.Small <= 0 {
+		o.Small = smallLimit
+	}
 	return o
 }
 

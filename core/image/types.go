@@ -27,7 +27,8 @@ type Options struct {
 	Insecure     []string // registries ("host" or "host:port") that may be spoken to without TLS or with an unknown certificate
 
 	Parallel int           // layers downloaded at once; 0 = 4
-	Stall    time.Duration // a connection that is silent this long is cut and resumed; 0 = 30 s
+	Stall    time.Duration // a connection that gives less than leastPace this long is cut and resumed; 0 = 30 s
+	Small    time.Duration // for the bytes of a manifest or a configuration to come; 0 = 10 min
 	Retries  int           // attempts per request and per cut of a layer; 0 = 6
 	MaxBytes int64         // largest unpacked image; 0 = 128 GiB
 	Getenv   func(string) string
