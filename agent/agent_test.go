@@ -369,7 +369,7 @@ func TestDrainAfterExit(t *testing.T) {
 	// the shell's end arrives, nothing hangs, and the child does not die of
 	// what it writes later.
 	mark := filepath.Join(t.TempDir(), "mark")
-	script := fmt.Sprintf("head -c 60000 /dev/zero; (trap 'exit' TERM; until [ -e %s.go ]; do sleep 0.05; done; echo late && echo ok > %s; sleep 1000) & echo $! >&2; exit 4", mark, mark)
+	script := fmt.Sprintf("head -c 60000 /dev/zero; (trap 'exit' TERM; until [ -e %s.go ]; do sleep 0.05; done; echo late && echo ok > %s; exec sleep 1000) & echo $! >&2; exit 4", mark, mark)
 	o, e, res := run(t, c, guestwire.ExecRequest{}, script)
 	if len(o) != 60000 || res.Code != 4 {
 		t.Errorf("got %d bytes, %+v; want 60000, code 4", len(o), res)
@@ -441,11 +441,20 @@ func TestGuestGoneKeepsOutput(t *testing.T) {
 	done := make(chan error, 1)
 	mark := filepath.Join(t.TempDir(), "mark")
 	go func() {
-		_, err := p.Client.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "head -c 200000 /dev/zero; echo > " + mark + "; sleep 1000"}}, guestclient.Stdio{Out: g}, nil)
+		_, err := p.Client.Exec(ctxFor(t), guestwire.ExecRequest{Argv: []string{"sh", "-c", "head -c 200000 /dev/zero; echo $$ > " + mark + "; exec sleep 1000"}}, guestclient.Stdio{Out: g}, nil)
 		done <- err
 	}()
 	<-g.first
-	eventually(t, "all was written", func() bool { _, err := os.Stat(mark); return err == nil })
+	eventually(t, "all was written", func() bool { fi, err := os.Stat(mark); return err == nil && fi.Size() > 0 })
+	t.Cleanup(func() { // outlives the agent, which is killed
+		if b, err := os.ReadFile(mark); err != nil {
+			t.Error(err)
+		} else if pid, err := strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+			t.Error(err)
+		} else {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
 	// One round trip behind the output: it is all on this side, or in a pipe
 	// that the agent empties at once.
 	eventually(t, "the pipe is empty", func() bool { _, err := p.Client.Ping(ctxFor(t)); time.Sleep(50 * time.Millisecond); return err == nil })

@@ -196,7 +196,7 @@ func TestServiceFailsToStart(t *testing.T) {
 			base := t.TempDir()
 			v := listener(t, base, "web")
 			c.change(&v)
-			dir, _, err := launchWith(t, base, nil, v, shell(base, "other", "sleep 1000"))
+			dir, _, err := launchWith(t, base, nil, v, shell(base, "other", "exec sleep 1000"))
 			if err == nil || !strings.Contains(err.Error(), c.text) || fault.KindOf(err) != c.kind {
 				t.Errorf("Launch = %v (%s), want %s with %q", err, fault.KindOf(err), c.kind, c.text)
 			}
@@ -223,7 +223,7 @@ func TestServicesKilled(t *testing.T) {
 	t.Run("job's supervisor", func(t *testing.T) {
 		t.Parallel()
 		base := t.TempDir()
-		dir, c, err := launchWith(t, base, nil, listener(t, base, "web"), shell(base, "other", "sleep 1000"))
+		dir, c, err := launchWith(t, base, nil, listener(t, base, "web"), shell(base, "other", "exec sleep 1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -237,7 +237,7 @@ func TestServicesKilled(t *testing.T) {
 	t.Run("job's supervisor, swept at once", func(t *testing.T) {
 		t.Parallel()
 		base := t.TempDir()
-		dir, c, err := launchWith(t, base, nil, listener(t, base, "web"), shell(base, "other", "sleep 1000"))
+		dir, c, err := launchWith(t, base, nil, listener(t, base, "web"), shell(base, "other", "exec sleep 1000"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -286,7 +286,7 @@ func TestServicesKilled(t *testing.T) {
 			dir := filepath.Join(base, "run-1")
 			file := filepath.Join(t.TempDir(), "paused")
 			s := testSpec(base)
-			s.Services = []supervise.Service{shell(base, "web", "sleep 1000")}
+			s.Services = []supervise.Service{shell(base, "web", "exec sleep 1000")}
 			o := launchOptions(dir, s, "TEST_SUPERVISE_SERVICE_PAUSE="+step+"="+file)
 			ctx, cancel := context.WithCancel(ctxFor(t))
 			ended := make(chan error, 1)
@@ -310,7 +310,7 @@ func TestServicesKilled(t *testing.T) {
 func withServices(t *testing.T, d *supervisetest.Driver, exec supervise.ServiceExec) *world {
 	return run(t, d, func(s *supervise.Spec, deps *supervise.Deps) {
 		base := filepath.Dir(s.Image.Path)
-		s.Services, s.ServiceExec = []supervise.Service{shell(base, "web", "sleep 1000"), shell(base, "dead", "exit 4")}, exec
+		s.Services, s.ServiceExec = []supervise.Service{shell(base, "web", "exec sleep 1000"), shell(base, "dead", "exit 4")}, exec
 		deps.Argv, deps.Env = relaunch()
 	})
 }
