@@ -80,9 +80,6 @@ func (a *Admissions) Room() (admit.Room, error) { return a.o.Room(a.c.jobs) }
 const (
 	// noWait bounds what an ask that may not wait does besides.
 	noWait = 10 * time.Second
-	// behindPoll is between two looks at the claim that is next before ours:
-	// one open and one flock.
-	behindPoll = 10 * time.Millisecond
 	// headPoll is between two decisions of the first in the queue.
 	headPoll = 50 * time.Millisecond
 	// recheck is when whoever waits decides anew, whatever it has seen.
@@ -111,6 +108,7 @@ type waiting struct {
 	problems  map[string]bool
 	cost      time.Duration // of a decision
 	before    *found        // next before ours in the queue
+	ahead     ahead
 }
 
 // Admit implements admit.Gate.
@@ -171,14 +169,14 @@ func (a *Admissions) possible(ask admit.Ask) error {
 
 // decide makes one decision.
 func (w *waiting) decide(ctx context.Context) (bool, error) {
-	began := time.Now()
 	lock, err := w.a.c.decide(ctx, false)
 	if err != nil {
 		return false, err
 	}
+	began := time.Now()
 	ok, err := w.decideLocked()
-	lock.Close()
 	w.cost = time.Since(began)
+	lock.Close()
 	return ok, err
 }
 
@@ -321,41 +319,54 @@ func (w *waiting) evict(ctx context.Context) bool {
 // pause returns when a decision may come out otherwise.
 func (w *waiting) pause(ctx context.Context) error {
 	wait := max(headPoll, 10*w.cost)
+	var gone <-chan struct{} // never, for the first in the queue
 	if w.before != nil {
-		wait = recheck
+		wait, gone = recheck, w.a.c.goneOf(*w.before, &w.ahead)
 	}
-	end := time.After(wait)
-	for {
-		poll := time.After(wait)
-		if w.before != nil {
-			poll = time.After(behindPoll)
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-end:
-			return nil
-		case <-poll:
-			if w.before == nil || !w.a.c.still(*w.before) {
-				return nil
-			}
-		}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(wait):
+	case <-gone:
 	}
+	return nil
 }
 
-// still reports whether a claim is as it was.
-func (c *Claims) still(f found) bool {
+// ahead is the claim that a waiter waits behind.
+type ahead struct {
+	of   version
+	gone chan struct{}
+}
+
+// goneOf is closed when a claim is not as it was found any more: its holder has
+// ended, or put another in its place. Nobody looks for that again and again,
+// not even where 64 wait: the kernel wakes who waits for the lock. It cannot be
+// told to give up, so that a wait that ends early leaves its thread until the
+// claim goes; was keeps the one there is.
+func (c *Claims) goneOf(f found, was *ahead) <-chan struct{} {
+	if was.gone != nil && was.of == f.version {
+		return was.gone
+	}
+	gone := make(chan struct{})
+	*was = ahead{f.version, gone}
 	fd, err := openRead(unix.AT_FDCWD, filepath.Join(c.dir, f.ID))
 	if err != nil {
-		return false
+		close(gone)
+		return gone
 	}
-	defer unix.Close(fd)
 	var st unix.Stat_t
 	if unix.Fstat(fd, &st) != nil || (version{st.Ino, st.Mtim}) != f.version {
-		return false
+		unix.Close(fd)
+		close(gone)
+		return gone
 	}
-	free, err := lockFree(fd)
-	return err == nil && !free
+	go func() {
+		defer close(gone)
+		defer unix.Close(fd)
+		for unix.Flock(fd, unix.LOCK_SH) == unix.EINTR {
+		}
+	}()
+	return gone
 }
 
 // tellWaiting says why the ask waits: at first, when another resource is short,

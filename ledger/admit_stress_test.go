@@ -246,6 +246,9 @@ func TestAdmissionUnderFire(t *testing.T) {
 	}
 	end := time.Now().Add(long)
 	for ; ctx.Err() == nil && (time.Now().Before(end) || !enough() && time.Since(end) < 3*time.Minute); time.Sleep(rand.N(200 * time.Millisecond)) {
+		if killed.Load() > 20+4*admitted.Load() {
+			continue // or a slow machine does nothing but start those who come after
+		}
 		mu.Lock()
 		for p := range procs { // any
 			p.Kill()
