@@ -25,8 +25,15 @@ func (s *server) sample(st net.Conn) {
 		reply(st, errors.New("this guest keeps no recording"))
 		return
 	}
-	b := s.recorder.Sample(nil)
+	buf := s.sampled
+	s.sampled = nil // another one that comes meanwhile makes its own
+	b := s.recorder.Sample(buf[:0])
 	s.recording.Unlock()
 	reply(st, nil)
 	st.Write(b)
+	if cap(b) <= 1<<20 {
+		s.recording.Lock()
+		s.sampled = b
+		s.recording.Unlock()
+	}
 }

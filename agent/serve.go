@@ -68,6 +68,7 @@ type server struct {
 
 	recording sync.Mutex
 	recorder  *atop.Recorder // nil: none was asked for
+	sampled   []byte         // room for the next sample
 }
 
 // errShutdown ends a Serve without a System.

@@ -61,7 +61,7 @@ func worker(state string) error {
 		return err
 	}
 	for n := 0; ; n++ {
-		a, err := j.Admissions(ledger.AdmitOptions{Limits: admit.Limits{MemMiB: budget}, Wait: 5 * time.Minute})
+		a, err := j.Admissions(ledger.AdmitOptions{Limits: admit.Limits{MemMiB: budget}, Wait: 20 * time.Minute}) // a machine with other work is no starvation
 		if err != nil {
 			return err
 		}

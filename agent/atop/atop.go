@@ -3,9 +3,11 @@
 // keeps nothing but what the next sample is compared with; when one is taken
 // is the host's to say.
 //
-// A recorder costs what it reads. A kernel thread is one file a sample; a
-// process that has not run since the sample before is two; a thread of several
-// that has not run is one.
+// A recorder costs what it reads. Files that every sample reads stay open, up to
+// maxKept, so that a look at one is one system call. A process or thread that
+// has not run since the sample before is one file; what may change all the same,
+// the memory that the kernel took from an idle process, is looked at in every
+// sixth sample. /proc is listed when something was forked.
 //
 // A process that ends is in the sample of its end with state E, with all of its
 // life, or with what came after the sample that it was last seen in. A thread
@@ -31,6 +33,17 @@ const hertz = 100
 // maxSeen bounds the living processes of one sample.
 const maxSeen = 1 << 16
 
+// maxKept bounds the files that stay open: each costs the guest some KiB.
+const maxKept = 512
+
+// refresh is how many samples an idle process's memory is believed for.
+const refresh = 6
+
+// kept is a file that stays open between samples: its descriptor and one, 0
+// when there is none. One of a process that has ended fails to be read, also
+// when another has its number.
+type kept int
+
 // Recorder takes samples. It is not safe for concurrent use.
 type Recorder struct {
 	root string // "/proc/"
@@ -44,6 +57,11 @@ type Recorder struct {
 	bootAt int64     // epoch of the guest's start
 	round  int
 	sys    system
+	files  map[string]*kept // of the machine
+	open   int              // files that are kept
+	blind  bool             // the kernel does not tell who has run
+	pids   []int            // of all processes
+	forked bool             // something was, since they were listed
 	procs  map[int]*process
 	ended  map[int]bool // dead ones that may still be seen as zombies
 	over   int64        // microseconds of ended processes that made no tick yet
@@ -57,8 +75,9 @@ type Recorder struct {
 func New(log func(format string, a ...any)) *Recorder {
 	r := &Recorder{
 		root: "/proc/", log: log, page: int64(os.Getpagesize()), buf: make([]byte, 16<<10),
-		stalls: format.NewStalls(), procs: map[int]*process{}, ended: map[int]bool{},
+		stalls: format.NewStalls(), files: map[string]*kept{}, procs: map[int]*process{}, ended: map[int]bool{},
 	}
+	r.blind = r.read("/proc/self/", "schedstat") == nil
 	x, err := listen()
 	if err != nil {
 		log("atop: processes that end between two samples are not recorded: %v", err)
@@ -73,6 +92,12 @@ func New(log func(format string, a ...any)) *Recorder {
 func (r *Recorder) Close() {
 	if r.exits != nil {
 		r.exits.close()
+	}
+	for _, k := range r.files {
+		r.drop(k)
+	}
+	for pid, p := range r.procs {
+		r.forget(pid, p)
 	}
 }
 
@@ -116,13 +141,47 @@ func uptime() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// read returns a file of /proc, or nil. It is good until the next read.
-func (r *Recorder) read(path string) []byte {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// read returns a file of /proc that is one record, or nil. It is good until the
+// next read.
+func (r *Recorder) read(dir, name string) []byte {
+	var k kept
+	b := r.again(&k, false, dir, name)
+	return b
+}
+
+// again is read of a file that k keeps open, if keep says so and few enough are.
+func (r *Recorder) again(k *kept, keep bool, dir, name string) []byte {
+	if *k > 0 {
+		return r.whole(int(*k)-1, true)
+	}
+	fd, err := unix.Open(dir+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
-	defer unix.Close(fd)
+	b := r.whole(fd, true)
+	if keep && b != nil && r.open < maxKept {
+		r.open++
+		*k = kept(fd + 1)
+	} else {
+		unix.Close(fd)
+	}
+	return b
+}
+
+// drop closes what is kept.
+func (r *Recorder) drop(files ...*kept) {
+	for _, k := range files {
+		if *k > 0 {
+			unix.Close(int(*k) - 1)
+			r.open--
+			*k = 0
+		}
+	}
+}
+
+// whole reads a file from its beginning. What is one record to the kernel comes
+// in one piece: less than there is room for is the end.
+func (r *Recorder) whole(fd int, one bool) []byte {
 	n := 0
 	for {
 		if n == len(r.buf) {
@@ -131,24 +190,33 @@ func (r *Recorder) read(path string) []byte {
 			}
 			r.buf = append(r.buf, make([]byte, n)...)
 		}
-		m, err := unix.Read(fd, r.buf[n:])
+		m, err := unix.Pread(fd, r.buf[n:], int64(n))
 		if err == unix.EINTR {
 			continue
 		}
 		if err != nil && n == 0 {
 			return nil
 		}
-		if m <= 0 {
+		n += max(m, 0)
+		if m <= 0 || one && n < len(r.buf) {
 			return r.buf[:n]
 		}
-		n += m
 	}
 }
 
-func (r *Recorder) file(name string) []byte { return r.read(r.root + name) }
-
-func pidPath(root string, pid int, name string) string {
-	return root + strconv.Itoa(pid) + "/" + name
+// file reads one of the machine's, which may be many records.
+func (r *Recorder) file(name string) []byte {
+	k := r.files[name]
+	if k == nil {
+		fd, err := unix.Open(r.root+name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return nil
+		}
+		r.open++
+		k = new(kept(fd + 1))
+		r.files[name] = k
+	}
+	return r.whole(int(*k)-1, false)
 }
 
 // stacks records the kernel stacks of a process that stands still.
@@ -157,12 +225,12 @@ func (r *Recorder) stacks(s *format.Sample, pid int) {
 	if p == nil {
 		return
 	}
-	tids := r.tasks(pid)
+	tids := r.tasks(p.dir)
 	slices.Sort(tids)
 	for _, tid := range tids[:min(len(tids), format.StackThreads)] {
-		dir := pidPath(r.root, pid, "task/") + strconv.Itoa(tid)
-		k := format.Stack{PID: pid, Name: p.name, TID: tid, WChan: channel(r.read(dir + "/wchan"))}
-		k.Frames = frames(r.read(dir + "/stack"))
+		dir := p.dir + "task/" + strconv.Itoa(tid) + "/"
+		k := format.Stack{PID: pid, Name: p.name, TID: tid, WChan: channel(r.read(dir, "wchan"))}
+		k.Frames = frames(r.read(dir, "stack"))
 		s.Stacks = append(s.Stacks, k)
 	}
 }

@@ -55,13 +55,13 @@ func lines(b []byte, f func(line []byte)) {
 }
 
 // pairs calls f with the first word of each line, a colon cut off, and the rest.
-func pairs(b []byte, f func(name string, rest []byte)) {
+func pairs(b []byte, f func(name, rest []byte)) {
 	lines(b, func(line []byte) {
 		i := bytes.IndexAny(line, " \t:")
 		if i <= 0 {
 			return
 		}
-		f(string(line[:i]), bytes.TrimLeft(line[i:], ": \t"))
+		f(line[:i], bytes.TrimLeft(line[i:], ": \t"))
 	})
 }
 
@@ -87,11 +87,11 @@ func fields(b []byte, out [][]byte) int {
 
 // channel is a wait channel as /proc has it.
 func channel(b []byte) string {
-	s := strings.TrimSpace(string(b))
-	if s == "" || s == "0" {
+	b = bytes.TrimSpace(b)
+	if len(b) == 0 || string(b) == "0" {
 		return "-"
 	}
-	return s
+	return string(b)
 }
 
 // maxFrames bounds one stack.

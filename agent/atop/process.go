@@ -11,7 +11,10 @@ import (
 // process is what is known of a living process: its counters at the sample
 // before and what does not change while it does not run.
 type process struct {
+	dir     string // "/proc/PID/"
 	round   int
+	looked  int   // round in which more than its schedstat was read
+	busy    bool  // it ran before that too
 	start   int64 // ticks since the boot
 	kernel  bool
 	name    string
@@ -26,17 +29,23 @@ type process struct {
 	threads               map[int]*thread // nil of a process of one
 	channels              []format.Channel
 	written               bool // channels was recorded
+	// Files.
+	sched, stat, status, io, wchan kept
 }
 
 // thread is one of several of a process.
 type thread struct {
+	dir     string
 	round   int
+	busy    bool
 	ran     [3]int64
 	state   byte
 	wchan   string
 	delay   int64
 	io      io
 	counted bool // the kernel counts io
+
+	schedF, statF, wchanF, ioF kept
 }
 
 // kthread is PF_KTHREAD of the flags in /proc/PID/stat.
@@ -55,26 +64,19 @@ func (r *Recorder) processes(s *format.Sample) {
 	for _, e := range dead {
 		r.ending(s, e)
 	}
-	dir, err := os.Open(r.root)
-	if err != nil {
-		return
+	if r.forked {
+		r.list()
 	}
-	names, _ := dir.Readdirnames(-1)
-	dir.Close()
-	seen := 0
-	for _, n := range names {
-		pid, err := strconv.Atoi(n)
-		if err != nil {
-			continue
+	alive := r.pids[:0]
+	for _, pid := range r.pids {
+		if r.process(s, pid) {
+			alive = append(alive, pid)
 		}
-		if seen++; seen > maxSeen {
-			break
-		}
-		r.process(s, pid)
 	}
+	r.pids = alive
 	for pid, p := range r.procs {
 		if p.round != r.round {
-			delete(r.procs, pid)
+			r.forget(pid, p)
 		}
 	}
 	for pid := range r.ended {
@@ -86,6 +88,38 @@ func (r *Recorder) processes(s *format.Sample) {
 		r.exits.forget(func(pid int) bool { _, err := os.Stat(r.root + strconv.Itoa(pid)); return err == nil })
 	}
 }
+
+// list takes down the processes that there are.
+func (r *Recorder) list() {
+	dir, err := os.Open(r.root)
+	if err != nil {
+		return
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	r.pids = r.pids[:0]
+	for _, n := range names {
+		if pid, err := strconv.Atoi(n); err == nil && len(r.pids) < maxSeen {
+			r.pids = append(r.pids, pid)
+		}
+	}
+}
+
+// forget lets go of a process.
+func (r *Recorder) forget(pid int, p *process) {
+	r.close(p)
+	delete(r.procs, pid)
+}
+
+func (r *Recorder) close(p *process) {
+	r.drop(&p.sched, &p.stat, &p.status, &p.io, &p.wchan)
+	for _, t := range p.threads {
+		r.closeThread(t)
+	}
+	p.threads = nil
+}
+
+func (r *Recorder) closeThread(t *thread) { r.drop(&t.schedF, &t.statF, &t.wchanF, &t.ioF) }
 
 // ending records a process that has ended.
 func (r *Recorder) ending(s *format.Sample, e *ended) {
@@ -114,7 +148,7 @@ func (r *Recorder) ending(s *format.Sample, e *ended) {
 		p.BlkDelay -= o.blk
 		p.RSect, p.WSect, p.CancelWSect = p.RSect-o.rsect, p.WSect-o.wsect, p.CancelWSect-o.csect
 		p.VGrow, p.RGrow = p.VSize-o.last.VSize, p.RSize-o.last.RSize
-		delete(r.procs, e.pid)
+		r.forget(e.pid, o)
 	}
 	for _, v := range []*int64{&user, &sys, &p.MinFlt, &p.MajFlt, &p.RunDelay, &p.BlkDelay, &p.RSect, &p.WSect, &p.CancelWSect} {
 		*v = max(0, *v)
@@ -139,32 +173,85 @@ func (r *Recorder) ticks(total, user int64) (u, s int64) {
 	return u, t - u
 }
 
-// process records a living one.
-func (r *Recorder) process(s *format.Sample, pid int) {
-	b := r.read(pidPath(r.root, pid, "stat"))
+// process records a living one, and reports whether it is there.
+func (r *Recorder) process(s *format.Sample, pid int) bool {
+	o := r.procs[pid]
+	var ran [3]int64
+	if o != nil {
+		b := r.ran(o)
+		if ran = schedstat(b); b == nil && !r.blind { // gone; another may have its number
+			r.forget(pid, o)
+			o = nil
+		} else if o.still(ran, r.round) {
+			o.round = r.round
+			o.last = unchanged(&o.last)
+			s.Procs = append(s.Procs, o.last)
+			return true
+		}
+	}
+	if o == nil {
+		o = &process{dir: r.root + strconv.Itoa(pid) + "/"}
+		ran = schedstat(r.ran(o))
+	}
+	ok := r.look(s, pid, o, ran)
+	if r.procs[pid] != o {
+		r.close(o)
+	}
+	return ok
+}
+
+// ran is what the kernel tells of a process's turns, nil when it is gone.
+func (r *Recorder) ran(o *process) []byte { return r.again(&o.sched, true, o.dir, "schedstat") }
+
+// still reports whether all that is known of a process of one thread holds
+// when it has had no turn since.
+func (o *process) still(ran [3]int64, round int) bool {
+	return o.threads == nil && o.last.Threads == 1 && ran[2] > 0 && ran == o.ran && o.last.State != 'R' && (o.kernel || round-o.looked < refresh)
+}
+
+// unchanged is a process that has done nothing since p.
+func unchanged(p *format.Proc) format.Proc {
+	q := *p
+	q.New = false
+	q.User, q.Sys, q.RunDelay, q.BlkDelay = 0, 0, 0, 0
+	q.MinFlt, q.MajFlt, q.VGrow, q.RGrow = 0, 0, 0, 0
+	q.Reads, q.RSect, q.Writes, q.WSect, q.CancelWSect = 0, 0, 0, 0, 0
+	return q
+}
+
+// look reads what there is of a process. ran, what the kernel told of its turns,
+// is from before: what it has done since is in the next sample.
+func (r *Recorder) look(s *format.Sample, pid int, o *process, ran [3]int64) bool {
+	known := r.procs[pid] == o
+	busy := ran != o.ran
+	b := r.again(&o.stat, o.busy, o.dir, "stat")
 	open, end := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open {
-		return // gone
+		return false // gone
 	}
 	var f [42][]byte
 	name := b[open+1 : end]
 	if fields(b[end+1:], f[:]) < 40 {
-		return
+		return false
 	}
 	state := f[0][0]
 	if r.ended[pid] {
 		if state == 'Z' || state == 'X' {
-			return
+			return true
 		}
 		delete(r.ended, pid) // another one of that number
 	}
 	start := num(f[19])
-	o := r.procs[pid]
-	fresh := o == nil || o.start != start
+	fresh := o.start != start || !known
 	if fresh {
-		o = &process{start: start, kernel: num(f[6])&kthread != 0}
+		if known { // it had been gone, and its files are another's
+			r.close(o)
+			*o = process{dir: o.dir}
+		}
+		o.start, o.kernel = start, num(f[6])&kthread != 0
 		r.procs[pid] = o
 	}
+	o.looked, o.busy = r.round, busy && known
 	o.round = r.round
 	if o.name != string(name[:min(len(name), format.MaxName)]) {
 		o.name, o.cmdline = string(name[:min(len(name), format.MaxName)]), "" // it has run another program
@@ -188,16 +275,17 @@ func (r *Recorder) process(s *format.Sample, pid int) {
 	p.MinFlt, p.MajFlt, p.BlkDelay = since(minflt, o.minflt), since(majflt, o.majflt), since(blk, o.blk)
 	p.VGrow, p.RGrow = p.VSize-o.last.VSize, p.RSize-o.last.RSize
 	o.user, o.sys, o.minflt, o.majflt, o.blk = user, sys, minflt, majflt, blk
-	switch {
-	case o.kernel:
+	if o.kernel {
 		p.IO = o.last.IO
 		count(&p, state)
-	default:
-		r.program(s, &p, o, fresh)
+	} else {
+		r.program(s, &p, o, fresh, ran)
 	}
+	o.ran = ran
 	p.Cmdline, p.CGroup = o.cmdline, o.cgroup
 	o.last = p
 	s.Procs = append(s.Procs, p)
+	return true
 }
 
 // count counts one thread by its state.
@@ -212,43 +300,53 @@ func count(p *format.Proc, state byte) {
 	}
 }
 
-// program reads what only a process of user space has.
-func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh bool) {
-	dir := r.root + strconv.Itoa(p.PID) + "/"
-	ran := schedstat(r.read(dir + "schedstat"))
-	idle := !fresh && p.Threads == 1 && o.threads == nil && ran[2] > 0 && ran == o.ran && o.last.State != 'R' && p.State == o.last.State && p.RSize == o.last.RSize
-	o.ran = ran
-	if idle {
-		l := &o.last
-		p.UID, p.GID, p.EUID, p.EGID, p.SUID, p.SGID, p.FUID, p.FGID = l.UID, l.GID, l.EUID, l.EGID, l.SUID, l.SGID, l.FUID, l.FGID
-		p.VExec, p.VLibs, p.VData, p.VStack, p.VSwap, p.VLock = l.VExec, l.VLibs, l.VData, l.VStack, l.VSwap, l.VLock
+// program reads what only a process of user space has. ran is what the kernel
+// told of its turns before.
+func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh bool, ran [3]int64) {
+	l := &o.last
+	same := !fresh && p.State == l.State && p.RSize == l.RSize && p.Threads == l.Threads
+	if same && p.Threads == 1 && o.threads == nil && ran[2] > 0 && ran == o.ran && l.State != 'R' {
+		asBefore(p, l)
 		p.IO, p.WChan, p.Sleeping, p.Blocked = l.IO, l.WChan, l.Sleeping, l.Blocked
 		return
 	}
 	if fresh || o.cmdline == "" {
-		o.cmdline = cmdline(r.read(dir + "cmdline"))
-		if c := r.read(dir + "cgroup"); bytes.HasPrefix(c, []byte("0::")) {
+		o.cmdline = cmdline(r.read(o.dir, "cmdline"))
+		if c := r.read(o.dir, "cgroup"); bytes.HasPrefix(c, []byte("0::")) {
 			o.cgroup = string(bytes.TrimSpace(c[3:]))
 		}
 	}
-	r.status(dir, p)
 	if p.Threads > 1 {
-		r.threads(s, dir, p, o)
+		if idle := r.threads(s, p, o); idle && same {
+			asBefore(p, l)
+		} else {
+			r.status(p, o)
+		}
 		return
 	}
+	r.status(p, o)
 	if o.threads != nil {
+		for _, t := range o.threads {
+			r.closeThread(t)
+		}
 		o.threads = nil
 		r.channels(s, p, o, nil)
 	}
 	count(p, p.State)
-	if v, ok := r.taskIO(dir + "task/" + strconv.Itoa(p.PID) + "/io"); ok {
+	if v, ok := taskIO(r.again(&o.io, o.busy, o.dir, "task/"+strconv.Itoa(p.PID)+"/io")); ok {
 		r.setIO(p, o, v)
 	}
 	p.RunDelay = since(ran[1], o.delay)
 	o.delay = ran[1]
 	if p.State != 'R' {
-		p.WChan = channel(r.read(dir + "wchan"))
+		p.WChan = channel(r.again(&o.wchan, o.busy, o.dir, "wchan"))
 	}
+}
+
+// asBefore takes over what only a process that runs can change.
+func asBefore(p, l *format.Proc) {
+	p.UID, p.GID, p.EUID, p.EGID, p.SUID, p.SGID, p.FUID, p.FGID = l.UID, l.GID, l.EUID, l.EGID, l.SUID, l.SGID, l.FUID, l.FGID
+	p.VExec, p.VLibs, p.VData, p.VStack, p.VSwap, p.VLock = l.VExec, l.VLibs, l.VData, l.VStack, l.VSwap, l.VLock
 }
 
 func schedstat(b []byte) (v [3]int64) {
@@ -264,13 +362,13 @@ func cmdline(b []byte) string {
 	return string(bytes.ReplaceAll(b[:min(len(b), format.MaxCmdline)], []byte{0}, []byte{' '}))
 }
 
-func (r *Recorder) status(dir string, p *format.Proc) {
-	pairs(r.read(dir+"status"), func(name string, v []byte) {
-		switch name {
+func (r *Recorder) status(p *format.Proc, o *process) {
+	pairs(r.again(&o.status, o.busy, o.dir, "status"), func(name, v []byte) {
+		switch string(name) {
 		case "Uid", "Gid":
 			var f [4][]byte
 			fields(v, f[:])
-			if name == "Uid" {
+			if name[0] == 'U' {
 				p.UID, p.EUID, p.SUID, p.FUID = int(num(f[0])), int(num(f[1])), int(num(f[2])), int(num(f[3]))
 			} else {
 				p.GID, p.EGID, p.SGID, p.FGID = int(num(f[0])), int(num(f[1])), int(num(f[2])), int(num(f[3]))
@@ -296,13 +394,12 @@ func (r *Recorder) status(dir string, p *format.Proc) {
 // would have read all that its programs did, again.
 type io struct{ read, wrote, undid int64 }
 
-func (r *Recorder) taskIO(path string) (v io, ok bool) {
-	b := r.read(path)
+func taskIO(b []byte) (v io, ok bool) {
 	if b == nil {
 		return v, false
 	}
-	pairs(b, func(name string, rest []byte) {
-		switch name {
+	pairs(b, func(name, rest []byte) {
+		switch string(name) {
 		case "read_bytes":
 			v.read = num(rest)
 		case "write_bytes":

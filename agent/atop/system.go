@@ -13,6 +13,7 @@ type system struct {
 	cpus     []format.CPU
 	switches int64
 	intr     int64
+	forks    int64
 	pag      format.PAG
 	psi      format.PSI
 	disks    map[string]disk
@@ -58,21 +59,25 @@ func cpuSince(a, b format.CPU) format.CPU {
 func (r *Recorder) stat(s *format.Sample) {
 	var all format.CPU
 	var each []format.CPU
-	switches, intr := int64(0), int64(0)
-	pairs(r.file("stat"), func(name string, rest []byte) {
+	switches, intr, forks := int64(0), int64(0), int64(0)
+	pairs(r.file("stat"), func(name, rest []byte) {
 		switch {
-		case name == "cpu":
+		case string(name) == "cpu":
 			all = cpuOf(rest)
-		case strings.HasPrefix(name, "cpu"):
+		case bytes.HasPrefix(name, []byte("cpu")):
 			c := cpuOf(rest)
-			c.N = num([]byte(name[3:]))
+			c.N = num(name[3:])
 			each = append(each, c)
-		case name == "ctxt":
+		case string(name) == "ctxt":
 			switches = num(rest)
-		case name == "intr":
+		case string(name) == "intr":
 			intr = num(rest)
+		case string(name) == "processes":
+			forks = num(rest)
 		}
 	})
+	r.forked = forks == 0 || forks != r.sys.forks
+	r.sys.forks = forks
 	if all.Hertz == 0 {
 		return
 	}
@@ -101,8 +106,8 @@ func (r *Recorder) memory(s *format.Sample) {
 	if b == nil {
 		return
 	}
-	pairs(b, func(name string, v []byte) {
-		switch name {
+	pairs(b, func(name, v []byte) {
+		switch string(name) {
 		case "MemTotal":
 			m.Phys = kib(v)
 		case "MemFree":
@@ -143,9 +148,9 @@ func (r *Recorder) memory(s *format.Sample) {
 			m.HugeSize = num(v) * 1024
 		}
 	})
-	pairs(r.file("net/sockstat"), func(name string, v []byte) {
+	pairs(r.file("net/sockstat"), func(name, v []byte) {
 		if i := bytes.Index(v, []byte("mem ")); i >= 0 {
-			switch name {
+			switch string(name) {
 			case "TCP":
 				m.TCP = num(v[i+4:])
 			case "UDP":
@@ -163,8 +168,8 @@ func (r *Recorder) paging(s *format.Sample) {
 	if b == nil {
 		return
 	}
-	pairs(b, func(name string, v []byte) {
-		switch name {
+	pairs(b, func(name, v []byte) {
+		switch string(name) {
 		case "pgpgin":
 			p.Ins = num(v) * 1024 / r.page
 		case "pgpgout":
@@ -183,9 +188,9 @@ func (r *Recorder) paging(s *format.Sample) {
 			p.Migrated = num(v)
 		default:
 			switch {
-			case strings.HasPrefix(name, "pgscan_"):
+			case bytes.HasPrefix(name, []byte("pgscan_")):
 				p.Scans += num(v)
-			case strings.HasPrefix(name, "allocstall"):
+			case bytes.HasPrefix(name, []byte("allocstall")):
 				p.AllocStalls += num(v)
 			}
 		}
@@ -210,9 +215,9 @@ func (r *Recorder) pressure(s *format.Sample) {
 			return
 		}
 		p.Present = true
-		pairs(b, func(name string, rest []byte) {
+		pairs(b, func(name, rest []byte) {
 			st := some
-			if name == "full" {
+			if string(name) == "full" {
 				st = full
 			}
 			if st == nil {
@@ -344,8 +349,8 @@ func (r *Recorder) network(s *format.Sample) {
 // protocols reads the counters of IP, UDP and TCP, of both versions together.
 func (r *Recorder) protocols() format.Upper {
 	var u format.Upper
-	add := func(name string, n int64) {
-		switch name {
+	add := func(name []byte, n int64) {
+		switch string(name) {
 		case "Ip.InReceives", "Ip6InReceives":
 			u.IPIn += n
 		case "Ip.OutRequests", "Ip6OutRequests":
@@ -381,8 +386,9 @@ func (r *Recorder) protocols() format.Upper {
 		}
 	}
 	// A line of names, then one of numbers.
-	var head [32]string
-	section, n := "", 0
+	var head [32][]byte
+	var section, key []byte
+	n := 0
 	lines(r.file("net/snmp"), func(line []byte) {
 		name, rest, ok := bytes.Cut(line, []byte(":"))
 		if !ok {
@@ -390,18 +396,16 @@ func (r *Recorder) protocols() format.Upper {
 		}
 		var f [32][]byte
 		m := fields(rest, f[:])
-		if string(name) != section {
-			section, n = string(name), m
-			for i := range m {
-				head[i] = string(f[i])
-			}
+		if !bytes.Equal(name, section) {
+			section, n, head = name, m, f
 			return
 		}
 		for i := range min(n, m) {
-			add(section+"."+head[i], num(f[i]))
+			key = append(append(append(key[:0], section...), '.'), head[i]...)
+			add(key, num(f[i]))
 		}
-		section = ""
+		section = nil
 	})
-	pairs(r.file("net/snmp6"), func(name string, v []byte) { add(name, num(v)) })
+	pairs(r.file("net/snmp6"), func(name, v []byte) { add(name, num(v)) })
 	return u
 }

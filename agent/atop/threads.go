@@ -14,8 +14,8 @@ import (
 const maxThreads = 1 << 14
 
 // tasks are the threads of a process.
-func (r *Recorder) tasks(pid int) []int {
-	dir, err := os.Open(pidPath(r.root, pid, "task"))
+func (r *Recorder) tasks(of string) []int {
+	dir, err := os.Open(of + "task")
 	if err != nil {
 		return nil
 	}
@@ -30,36 +30,57 @@ func (r *Recorder) tasks(pid int) []int {
 	return out
 }
 
-// threads looks at each thread of a process of several. What has not run since
-// the sample before is where it was.
-func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *process) {
+// threads looks at each thread of a process of several, and reports whether none
+// has run since the sample before: those are where they were.
+func (r *Recorder) threads(s *format.Sample, p *format.Proc, o *process) (idle bool) {
+	idle = o.threads != nil
 	if o.threads == nil {
 		o.threads = map[int]*thread{}
+	}
+	if r.forked || len(o.threads) != p.Threads {
+		for _, tid := range r.tasks(o.dir) {
+			t := o.threads[tid]
+			if t == nil {
+				t = &thread{dir: o.dir + "task/" + strconv.Itoa(tid) + "/", state: 'R'}
+				o.threads[tid] = t
+			}
+			t.round = r.round
+		}
+		for tid, t := range o.threads {
+			if t.round != r.round {
+				r.closeThread(t)
+				delete(o.threads, tid)
+			}
+		}
 	}
 	delay := int64(0)
 	var all io
 	counted := false
 	waits := map[string]int{}
-	for _, tid := range r.tasks(p.PID) {
-		base := dir + "task/" + strconv.Itoa(tid)
-		ran := schedstat(r.read(base + "/schedstat"))
-		t := o.threads[tid]
-		if t == nil {
-			t = &thread{state: 'R'}
-			o.threads[tid] = t
+	for tid, t := range o.threads {
+		b := r.again(&t.schedF, true, t.dir, "schedstat")
+		if b == nil && !r.blind { // gone; another may have its number
+			r.closeThread(t)
+			b = r.again(&t.schedF, true, t.dir, "schedstat")
 		}
-		t.round = r.round
+		ran := schedstat(b)
 		if ran[2] == 0 || ran != t.ran || t.state == 'R' {
-			t.ran = ran
-			b := r.read(base + "/stat")
+			idle = false
+			b := r.again(&t.statF, t.busy, t.dir, "stat")
 			i := bytes.LastIndexByte(b, ')')
 			if i < 0 || i+2 >= len(b) {
+				r.closeThread(t)
+				delete(o.threads, tid)
 				continue // gone
 			}
+			t.busy = t.ran[2] > 0
+			t.ran = ran
 			if t.state = b[i+2]; t.state != 'R' {
-				t.wchan = channel(r.read(base + "/wchan"))
+				t.wchan = channel(r.again(&t.wchanF, t.busy, t.dir, "wchan"))
 			}
-			t.io, t.counted = r.taskIO(base + "/io")
+			t.io, t.counted = taskIO(r.again(&t.ioF, t.busy, t.dir, "io"))
+		} else {
+			t.busy = false
 		}
 		if t.counted {
 			counted = true
@@ -75,11 +96,6 @@ func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *proc
 			p.WChan = t.wchan
 		}
 	}
-	for tid, t := range o.threads {
-		if t.round != r.round {
-			delete(o.threads, tid)
-		}
-	}
 	if counted {
 		r.setIO(p, o, all)
 	}
@@ -91,6 +107,7 @@ func (r *Recorder) threads(s *format.Sample, dir string, p *format.Proc, o *proc
 	}
 	slices.SortFunc(now, func(a, b format.Channel) int { return strings.Compare(a.Name, b.Name) })
 	r.channels(s, p, o, now)
+	return idle
 }
 
 // channels records where the threads of a process wait, when that has changed.

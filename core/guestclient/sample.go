@@ -1,6 +1,7 @@
 package guestclient
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -20,11 +21,11 @@ func (c *Client) Sample(ctx context.Context, limit int64) ([]byte, error) {
 		if err := recvReply(conn, guestwire.OpSample); err != nil {
 			return err
 		}
-		var err error
-		if out, err = io.ReadAll(io.LimitReader(conn, limit+1)); err != nil {
+		b := bytes.NewBuffer(make([]byte, 0, 64<<10)) // most are smaller
+		if _, err := b.ReadFrom(io.LimitReader(conn, limit+1)); err != nil {
 			return err
 		}
-		if int64(len(out)) > limit {
+		if out = b.Bytes(); int64(len(out)) > limit {
 			return fmt.Errorf("the guest's sample is over the limit of %d bytes", limit)
 		}
 		return nil

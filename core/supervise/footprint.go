@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,19 +20,26 @@ import (
 const (
 	firstTrim = 2 * time.Second
 	nextTrims = 10 * time.Second
+	idleTrims = 30 // of nextTrims, without a client
 )
 
 // trim keeps an idle supervisor small until ctx ends. A start touches most of
 // the program once (20 MB and more of file pages), and of it only a few pages
-// are needed while a guest just runs.
-func trim(ctx context.Context) {
+// are needed while a guest just runs. A trim costs ten times what that does, so
+// that it is done when there was a client, and now and then. came counts them.
+func trim(ctx context.Context, came *atomic.Int64) {
 	wait := firstTrim
 	var files []mapping
+	trims := trimmer{left: 1}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-time.After(wait):
+		}
+		wait = nextTrims
+		if !trims.due(came.Load()) {
+			continue
 		}
 		debug.FreeOSMemory()
 		if files == nil {
@@ -46,8 +54,26 @@ func trim(ctx context.Context) {
 			// The page cache keeps them: touching one again is a minor fault.
 			_ = advise(m, unix.MADV_DONTNEED)
 		}
-		wait = nextTrims
 	}
+}
+
+// trimmer says when to trim. A client that comes shortly before a look may still
+// be at work: two looks in a row are due then.
+type trimmer struct {
+	came int64
+	left int // due ones
+	idle int // looks since the last that was due
+}
+
+func (t *trimmer) due(came int64) bool {
+	if came != t.came {
+		t.came, t.left = came, 2
+	}
+	if t.idle++; t.left == 0 && t.idle < idleTrims {
+		return false
+	}
+	t.left, t.idle = max(t.left-1, 0), 0
+	return true
 }
 
 // grain is how much of a file one touched page may bring back.

@@ -99,3 +99,36 @@ func TestSplit(t *testing.T) {
 		t.Error("the file's bytes are not there any more")
 	}
 }
+
+// A supervisor trims itself after its start, twice after each client, and
+// seldom while nobody comes: a trim costs more than all that it does then.
+func TestTrimmer(t *testing.T) {
+	tr := trimmer{left: 1}
+	due := func(came int64, looks int) (n int) {
+		for range looks {
+			if tr.due(came) {
+				n++
+			}
+		}
+		return n
+	}
+	for _, c := range []struct {
+		what  string
+		came  int64
+		looks int
+		want  int
+	}{
+		{"the start", 0, 2, 1},
+		{"nobody", 0, idleTrims - 2, 0},
+		{"nobody for long", 0, 1, 1},
+		{"nobody again", 0, idleTrims - 1, 0},
+		{"a client", 1, 1, 1},
+		{"its end", 1, 1, 1},
+		{"nobody", 1, 5, 0},
+		{"two clients", 3, 5, 2},
+	} {
+		if got := due(c.came, c.looks); got != c.want {
+			t.Errorf("%s: %d trims in %d looks, want %d", c.what, got, c.looks, c.want)
+		}
+	}
+}

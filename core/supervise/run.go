@@ -284,7 +284,7 @@ func (s *supervisor) live(ctx context.Context, l *launcherPipe) (exit Exit, read
 	l.ready(s.board.get())
 	tctx, stop := context.WithCancel(ctx)
 	defer stop()
-	go trim(tctx)
+	go trim(tctx, &s.clients.came)
 	go s.egress.follow(tctx, s.d.Times.Record)
 	return s.watch(ctx), true
 }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,7 @@ type clients struct {
 	joined time.Time  // when the last splice ended
 
 	asked chan struct{} // somebody was told of the end
+	came  atomic.Int64  // how many there were
 }
 
 // Limits of linger.
@@ -168,6 +170,7 @@ func allowed(conn *net.UnixConn) bool {
 
 // client serves one connection.
 func (s *supervisor) client(conn *net.UnixConn) {
+	s.clients.came.Add(1)
 	if !allowed(conn) {
 		s.log.Warn("refused a client of another user")
 		conn.Close()
