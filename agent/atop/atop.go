@@ -145,8 +145,7 @@ func uptime() time.Duration {
 // next read.
 func (r *Recorder) read(dir, name string) []byte {
 	var k kept
-	b := r.again(&k, false, dir, name)
-	return b
+	return r.again(&k, false, dir, name)
 }
 
 // again is read of a file that k keeps open, if keep says so and few enough are.
@@ -204,7 +203,7 @@ func (r *Recorder) whole(fd int, one bool) []byte {
 	}
 }
 
-// file reads one of the machine's, which may be many records.
+// file reads one of the machine's.
 func (r *Recorder) file(name string) []byte {
 	k := r.files[name]
 	if k == nil {
@@ -216,7 +215,8 @@ func (r *Recorder) file(name string) []byte {
 		k = new(kept(fd + 1))
 		r.files[name] = k
 	}
-	return r.whole(int(*k)-1, false)
+	one := name != "vmstat" && name != "diskstats" && name != "net/dev"
+	return r.whole(int(*k)-1, one)
 }
 
 // stacks records the kernel stacks of a process that stands still.

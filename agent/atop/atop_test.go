@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -192,6 +193,92 @@ func TestThreads(t *testing.T) {
 	}
 	if p := find(s, pid, true); n != 1 || p == nil || p.Exit != 7 || p.Threads < 2 {
 		t.Errorf("%d records, %+v", n, p)
+	}
+}
+
+// TestIdle: a process that does nothing is in every sample as it was, what it
+// does later is in the next one, and of one that has ended no file stays open.
+func TestIdle(t *testing.T) {
+	r := atop.New(t.Logf)
+	defer r.Close()
+	// open counts our descriptors of a process's files.
+	open := func(pid int) (n int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range fds {
+			if to, _ := os.Readlink("/proc/self/fd/" + d.Name()); strings.HasPrefix(to, "/proc/"+strconv.Itoa(pid)+"/") {
+				n++
+			}
+		}
+		return n
+	}
+	sampleOf(t, r)
+	const many = 30
+	var cmds []*exec.Cmd
+	var ins []io.WriteCloser
+	for range many {
+		c := exec.Command("sh", "-c", "echo ready; read x; i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; echo done; read x")
+		in, _ := c.StdinPipe()
+		out, _ := c.StdoutPipe()
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds, ins = append(cmds, c), append(ins, in)
+		defer c.Wait()
+		defer in.Close()
+		if _, err := io.ReadFull(out, make([]byte, 6)); err != nil {
+			t.Fatal(err)
+		}
+		if len(cmds) == 1 {
+			defer func() {
+				// The one that works: from idle to idle.
+				if _, err := io.WriteString(in, "go\n"); err != nil {
+					t.Error(err)
+				}
+				if _, err := io.ReadFull(out, make([]byte, 5)); err != nil {
+					t.Error(err)
+				}
+				if p := find(sampleOf(t, r), c.Process.Pid, false); p == nil || p.User+p.Sys == 0 {
+					t.Errorf("it worked: %+v", p)
+				}
+			}()
+		}
+	}
+	pid := cmds[0].Process.Pid
+	var first *format.Proc
+	for end := time.Now().Add(time.Minute); first == nil || first.State != 'S' || first.User+first.Sys > 0 || first.RGrow != 0; {
+		if time.Now().After(end) {
+			t.Fatalf("never idle: %+v", first)
+		}
+		first = find(sampleOf(t, r), pid, false)
+	}
+	for range 8 { // both those that look again and those that do not
+		p := find(sampleOf(t, r), pid, false)
+		if p == nil {
+			t.Fatal("an idle process is missing")
+		}
+		p.CPU = first.CPU // it may be moved while it sleeps
+		if d := cmp.Diff(first, p); d != "" {
+			t.Errorf("an idle process has changed: %s", d)
+		}
+	}
+	for i, c := range cmds[1:] {
+		c.Process.Kill()
+		ins[i+1].Close()
+		c.Wait()
+	}
+	s := sampleOf(t, r)
+	for _, c := range cmds[1:] {
+		if p := find(s, c.Process.Pid, false); p != nil {
+			t.Errorf("process %d has ended: %+v", c.Process.Pid, p)
+		}
+	}
+	for _, c := range cmds[1:] {
+		if n := open(c.Process.Pid); n > 0 {
+			t.Errorf("%d files of process %d, which has ended, are open", n, c.Process.Pid)
+		}
 	}
 }
 
