@@ -25,6 +25,7 @@ import (
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/gitsrv"
 )
 
@@ -54,6 +55,13 @@ type recordedJob struct {
 		ExitCode *int   `json:"exit_code"`
 	}
 	Trace []string
+
+	// Of testdata/ci-transfers: as vk-gitlab translates them.
+	Caches       []job.Cache
+	Artifacts    []job.Artifact
+	Dependencies []job.Dependency
+	Rules        []gitlabtest.Rule // how the recordings' GitLab misbehaved
+	Uploads      []upload
 }
 
 type common struct {
@@ -145,6 +153,10 @@ type scene struct {
 	shell *hostShell
 	repo  string // base URL of the repositories
 	com   common
+	// host and the two after it are of Run.
+	host      cijob.Host
+	artifacts cijob.Artifacts
+	caches    cijob.Caches
 	// drive runs the job of a directory; nil = Run, in this process.
 	drive func(ctx context.Context, d *jobdir.Dir) error
 
@@ -174,7 +186,7 @@ func over(d time.Duration, text string) func(*scene, *jobdir.Dir, context.Cancel
 }
 
 func newScene(t *testing.T, repo string) *scene {
-	s := &scene{t: t, dir: t.TempDir(), repo: repo, limits: map[time.Duration]context.CancelFunc{}}
+	s := &scene{t: t, dir: t.TempDir(), repo: repo, host: noHost{}, limits: map[time.Duration]context.CancelFunc{}}
 	readJSON(t, "common.json", &s.com)
 	var err error
 	if s.store, err = jobdir.Open(t.TempDir()); err != nil {
@@ -193,7 +205,7 @@ func (s *scene) spec(r recordedJob, nth int) *job.CiJob {
 			RunnerID: 7, RunnerName: "peer-runner", SystemID: "s_0123456789ab", CorrelationID: fmt.Sprintf("srv-request-0-%d", nth)},
 		Sources: job.Sources{RepoURL: s.repo + "/" + r.Project + ".git", ObjectFormat: "sha1", Ref: "main", SHA: r.SHA, RefType: "branch",
 			Refspecs: []string{"+refs/pipelines/500:refs/pipelines/500", "+refs/heads/main:refs/remotes/origin/main"}, Depth: r.Depth, AllowFetch: true},
-		Steps: r.Steps, Hooks: r.Hooks, Image: r.Image, Services: r.Services,
+		Steps: r.Steps, Hooks: r.Hooks, Image: r.Image, Services: r.Services, Caches: r.Caches, Artifacts: r.Artifacts, Dependencies: r.Dependencies,
 		RegistryCredentials: []job.RegistryCredential{{URL: "127.0.0.1:5000", Username: "gitlab-ci-token", Password: r.Token}},
 		Trace:               job.Trace{Sections: r.Sections, TokenMaskPrefixes: []string{"glpat-"}},
 	}
@@ -229,7 +241,7 @@ func (s *scene) run(j *job.CiJob, ctx context.Context, on func(d *jobdir.Dir)) (
 	}
 	if s.drive == nil {
 		err = cijob.Run(ctx, cijob.Options{
-			Dir: d, Executor: s.shell, Host: noHost{}, Log: logx.ForTest(s.t), Version: "test", Poll: 20 * time.Millisecond, Limit: s.limit,
+			Dir: d, Executor: s.shell, Host: s.host, Artifacts: s.artifacts, Caches: s.caches, Log: logx.ForTest(s.t), Version: "test", Poll: 20 * time.Millisecond, Limit: s.limit,
 			Wait: func(ctx context.Context, _ time.Duration) error { return context.Cause(ctx) },
 		})
 	} else {

@@ -21,6 +21,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -33,13 +34,22 @@ import (
 )
 
 // role is the word under which this binary is another process: "hub FILE" or
-// "node DIR".
+// "node DIR". By the name of standInName it is vk with this host for a guest.
 const role = "VK_E2E_FLEET_ROLE"
 
 func TestMain(m *testing.M) {
+	if exe, err := os.Executable(); err != nil || filepath.Base(exe) == standInName {
+		os.Exit(standIn(os.Args[1:]))
+	}
 	word, arg, _ := strings.Cut(os.Getenv(role), " ")
 	switch word {
 	case "":
+		// vk that calls itself without its word (an environment of its own) would run
+		// all tests, and each of them itself again, without end.
+		if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {
+			fmt.Fprintf(os.Stderr, "%s %q without its word in $%s\n", os.Args[0], os.Args[1:], role)
+			os.Exit(97)
+		}
 		os.Exit(m.Run())
 	case "hub":
 		env := applets.FromOS()
@@ -308,10 +318,11 @@ func persisted(dir string) (st node.State, err error) {
 	return st, json.Unmarshal(b, &st)
 }
 
-// proxy passes connections on until it is cut.
+// proxy passes connections on until it is cut, each piece after delay.
 type proxy struct {
-	l  net.Listener
-	to string
+	l     net.Listener
+	to    string
+	delay atomic.Int64 // nanoseconds
 
 	mu   sync.Mutex
 	cut  bool
@@ -362,15 +373,16 @@ func (p *proxy) pass(c net.Conn) {
 	}
 	done := make(chan struct{}, 2)
 	for _, d := range [][2]net.Conn{{c, far}, {far, c}} {
-		go func() { _ = copyAll(d[0], d[1]); done <- struct{}{} }()
+		go func() { _ = p.copy(d[0], d[1]); done <- struct{}{} }()
 	}
 	<-done
 }
 
-func copyAll(to, from net.Conn) error {
+func (p *proxy) copy(to, from net.Conn) error {
 	b := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(b)
+		time.Sleep(time.Duration(p.delay.Load()))
 		if _, werr := to.Write(b[:n]); err != nil || werr != nil {
 			return errors.Join(err, werr)
 		}

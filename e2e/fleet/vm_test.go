@@ -3,6 +3,7 @@ package fleet_test
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,7 +66,12 @@ func up(t *testing.T) *fleetup.Fleet {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	f, err := fleetup.Up(ctx, fleetup.Options{VK: h.VK, StateDir: h.Base, Dir: dir, Log: t.Output(), Mem: "512M", NodeConfig: "[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n"})
+	log, err := os.Create(filepath.Join(dir, "processes.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.Close() })
+	f, err := fleetup.Up(ctx, fleetup.Options{VK: h.VK, StateDir: h.Base, Dir: dir, Log: io.MultiWriter(t.Output(), log), Mem: "512M", NodeConfig: "[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -38,6 +39,14 @@ type Options struct {
 	Relay string
 	// Mem is what a job may use, such as "1G".
 	Mem string
+	// Envelopes is how many jobs vk-gitlab asks for at a time; 0 = one.
+	Envelopes int
+	// Between puts something between two parts: it is told who connects (node,
+	// vk-gitlab, GitLab's clients) to which address, and returns the one to use
+	// in its place. nil = nothing.
+	Between func(who, addr string) (string, error)
+	// Wrap is put around the stand-in GitLab; nil = nothing.
+	Wrap func(http.Handler) http.Handler
 }
 
 // Fleet is one that is up.
@@ -45,16 +54,21 @@ type Fleet struct {
 	Options
 	GitLab *gitlabtest.Server
 	URL    string // GitLab's, on the host and in guests
+	GitURL string // the same without what Between put there: for clones
 	Repos  string // directory of the bare repositories
 	Git    *gitsrv.Server
 	Node   string // its ID
 
-	web   *http.Server
+	web  *http.Server
+	addr string // of the hub
+
+	mu    sync.Mutex
 	procs []*process
 }
 
 type process struct {
 	name string
+	args []string
 	cmd  *exec.Cmd
 	gone chan struct{}
 }
@@ -91,10 +105,37 @@ func (f *Fleet) gitlab(context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.URL = "http://" + l.Addr().String()
+	f.GitURL = "http://" + l.Addr().String()
+	addr, err := f.between("GitLab's clients", l.Addr().String())
+	if err != nil {
+		l.Close()
+		return err
+	}
+	f.URL = "http://" + addr
 	f.web = &http.Server{Handler: f.GitLab, ReadHeaderTimeout: 30 * time.Second}
+	if f.Wrap != nil {
+		f.web.Handler = f.Wrap(f.GitLab)
+	}
 	go f.web.Serve(l)
 	return nil
+}
+
+func (f *Fleet) between(who, addr string) (string, error) {
+	if f.Between == nil {
+		return addr, nil
+	}
+	return f.Options.Between(who, addr)
+}
+
+// freeAddr is an address that nobody listens at now: the hub's, which is to be
+// the same after a restart.
+func freeAddr() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
 }
 
 func (f *Fleet) file(name, text string) (string, error) {
@@ -105,11 +146,15 @@ func (f *Fleet) file(name, text string) (string, error) {
 func (f *Fleet) socket() string { return filepath.Join(f.Dir, "hub", "admin.sock") }
 
 func (f *Fleet) hub(ctx context.Context) error {
-	conf, err := f.file("hub.toml", fmt.Sprintf("addr = \"127.0.0.1:0\"\ndata_dir = %q\nheartbeat_secs = 1\n", filepath.Join(f.Dir, "hub")))
+	var err error
+	if f.addr, err = freeAddr(); err != nil {
+		return err
+	}
+	conf, err := f.file("hub.toml", fmt.Sprintf("addr = %q\ndata_dir = %q\nheartbeat_secs = 1\n", f.addr, filepath.Join(f.Dir, "hub")))
 	if err != nil {
 		return err
 	}
-	if err := f.start("hub", nil, "hub", "--config", conf, "serve"); err != nil {
+	if err := f.start("hub", "hub", "--config", conf, "serve"); err != nil {
 		return err
 	}
 	return f.until(ctx, "the hub answers", func() bool { _, err := f.status(ctx); return err == nil })
@@ -136,19 +181,22 @@ func (f *Fleet) node(ctx context.Context) error {
 			}
 		}
 	}
-	port := f.URL[strings.LastIndexByte(f.URL, ':')+1:]
-	if _, err := f.file("config.toml", fmt.Sprintf("state_dir = %q\n[net]\nhost_loopback = [%s]\n[node]\nrunner = \"none\"\n%s", state, port, f.NodeConfig)); err != nil {
+	ports := portOf(f.URL)
+	if f.GitURL != f.URL {
+		ports += ", " + portOf(f.GitURL)
+	}
+	if _, err := f.file("config.toml", fmt.Sprintf("state_dir = %q\n[net]\nhost_loopback = [%s]\n[node]\nrunner = \"none\"\n%s", state, ports, f.NodeConfig)); err != nil {
 		return err
 	}
 	token, err := f.Hub(ctx, "token", "create")
 	if err != nil {
 		return err
 	}
-	st, err := f.status(ctx)
+	addr, err := f.between("node", f.addr)
 	if err != nil {
 		return err
 	}
-	id, err := f.run(ctx, token, "node", "join", "http://"+st.Addr, "--token", "-")
+	id, err := f.run(ctx, token, "node", "join", "http://"+addr, "--token", "-")
 	if err != nil {
 		return err
 	}
@@ -156,31 +204,33 @@ func (f *Fleet) node(ctx context.Context) error {
 	if _, err := f.Hub(ctx, "nodes", "pools", f.Node, "ci"); err != nil {
 		return err
 	}
-	return f.start("node", nil, "node", "run")
+	return f.start("node", "node", "run")
 }
+
+func portOf(url string) string { return url[strings.LastIndexByte(url, ':')+1:] }
 
 func (f *Fleet) relay(ctx context.Context) error {
 	token, err := f.file("runner.token", RunnerToken+"\n")
 	if err != nil {
 		return err
 	}
-	if _, err := f.file("gitlab.toml", fmt.Sprintf("check_interval = 1\nshutdown_timeout = 5\nstate_dir = %q\n[gitlab]\nurl = %q\n[[runners]]\nname = \"demo\"\ntoken_file = %q\npool = \"ci\"\nenvelope = { mem = %q, cpus = 1 }\n%s",
-		filepath.Join(f.Dir, "relay"), f.URL, token, f.Mem, f.Relay)); err != nil {
+	if _, err := f.file("gitlab.toml", fmt.Sprintf("check_interval = 1\nshutdown_timeout = 5\nstate_dir = %q\n[gitlab]\nurl = %q\n[[runners]]\nname = \"demo\"\ntoken_file = %q\npool = \"ci\"\nenvelope = { mem = %q, cpus = 1 }\nrequest_concurrency = %d\n%s",
+		filepath.Join(f.Dir, "relay"), f.URL, token, f.Mem, max(f.Envelopes, 1), f.Relay)); err != nil {
 		return err
 	}
 	join, err := f.Hub(ctx, "token", "create", "--kind", "gitlab")
 	if err != nil {
 		return err
 	}
-	st, err := f.status(ctx)
+	addr, err := f.between("vk-gitlab", f.addr)
 	if err != nil {
 		return err
 	}
 	conf := filepath.Join(f.Dir, "gitlab.toml")
-	if _, err := f.run(ctx, join, "gitlabd", "--config", conf, "join", "http://"+st.Addr, "--token", "-"); err != nil {
+	if _, err := f.run(ctx, join, "gitlabd", "--config", conf, "join", "http://"+addr, "--token", "-"); err != nil {
 		return err
 	}
-	if err := f.start("vk-gitlab", nil, "gitlabd", "--config", conf, "run"); err != nil {
+	if err := f.start("vk-gitlab", "gitlabd", "--config", conf, "run"); err != nil {
 		return err
 	}
 	return f.until(ctx, "the hub takes the GitLab server", func() bool {
@@ -218,17 +268,60 @@ func (f *Fleet) run(ctx context.Context, stdin string, args ...string) (string, 
 }
 
 // start begins a process that goes on.
-func (f *Fleet) start(name string, env []string, args ...string) error {
-	p := &process{name: name, cmd: f.command(context.Background(), args...), gone: make(chan struct{})}
-	p.cmd.Env = append(p.cmd.Env, env...)
+func (f *Fleet) start(name string, args ...string) error {
+	p := &process{name: name, args: args, cmd: f.command(context.Background(), args...), gone: make(chan struct{})}
 	w := &prefixed{w: f.Log, name: name}
-	p.cmd.Stdout, p.cmd.Stderr = w, w
+	p.cmd.Stdout, p.cmd.Stderr, p.cmd.WaitDelay = w, w, 10*time.Second // its children may have its output
 	if err := p.cmd.Start(); err != nil {
 		return err
 	}
-	f.procs = append(f.procs, p)
 	go func() { p.cmd.Wait(); close(p.gone) }()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, old := range f.procs {
+		if old.name == name {
+			f.procs[i] = p // where it was: Down ends them in order
+			return nil
+		}
+	}
+	f.procs = append(f.procs, p)
 	return nil
+}
+
+func (f *Fleet) all() []*process {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.procs)
+}
+
+// Signal sends a signal to one of hub, node, vk-gitlab.
+func (f *Fleet) Signal(name string, sig syscall.Signal) error {
+	for _, p := range f.all() {
+		if p.name == name {
+			return p.cmd.Process.Signal(sig)
+		}
+	}
+	return fault.Newf(fault.NotFound, "the fleet has no process %s", name)
+}
+
+// Restart ends one of hub, node, vk-gitlab by a signal and starts it again once
+// pause is over.
+func (f *Fleet) Restart(name string, sig syscall.Signal, pause time.Duration) error {
+	for _, p := range f.all() {
+		if p.name != name {
+			continue
+		}
+		p.cmd.Process.Signal(sig)
+		select {
+		case <-p.gone:
+		case <-time.After(2 * time.Minute):
+			p.cmd.Process.Kill()
+			return fault.Newf(fault.System, "%s does not end by %v", name, sig)
+		}
+		time.Sleep(pause)
+		return f.start(name, p.args...)
+	}
+	return fault.Newf(fault.NotFound, "the fleet has no process %s", name)
 }
 
 // prefixed writes lines with the name of who wrote them.
@@ -269,7 +362,7 @@ func (f *Fleet) until(ctx context.Context, what string, ok func() bool) error {
 
 // dead names a process that has ended, "" for none.
 func (f *Fleet) dead() string {
-	for _, p := range f.procs {
+	for _, p := range f.all() {
 		select {
 		case <-p.gone:
 			return p.name
@@ -301,8 +394,8 @@ func (f *Fleet) Ended(ctx context.Context, id int64) (gitlabtest.Job, error) {
 // Down ends all, the last one that was begun first.
 func (f *Fleet) Down() error {
 	var errs []error
-	for i := len(f.procs) - 1; i >= 0; i-- {
-		p := f.procs[i]
+	procs := f.all()
+	for _, p := range slices.Backward(procs) {
 		p.cmd.Process.Signal(syscall.SIGTERM)
 		select {
 		case <-p.gone:
@@ -312,7 +405,9 @@ func (f *Fleet) Down() error {
 			<-p.gone
 		}
 	}
+	f.mu.Lock()
 	f.procs = nil
+	f.mu.Unlock()
 	if f.web != nil {
 		f.web.Close()
 	}

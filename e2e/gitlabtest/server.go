@@ -122,6 +122,28 @@ func (s *Server) Changed() <-chan struct{} {
 	return s.changed
 }
 
+// Forgotten puts the jobs that were given out and never heard of again back
+// into the queue, as GitLab does with those that no runner commits to, and
+// returns them. known are those that a runner has, heard of or not.
+func (s *Server) Forgotten(known func(id int64) bool) []int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	heard := map[int64]bool{}
+	for _, r := range s.seen {
+		heard[r.JobID] = true
+	}
+	var out []int64
+	for id, j := range s.jobs {
+		if j.Status == "pending" && !heard[id] && !slices.Contains(s.queue, id) && !known(id) {
+			out = append(out, id)
+		}
+	}
+	slices.Sort(out)
+	s.queue = append(s.queue, out...)
+	s.change()
+	return out
+}
+
 // Misbehave adds rules; the first that fits a request decides.
 func (s *Server) Misbehave(rules ...Rule) {
 	s.mu.Lock()

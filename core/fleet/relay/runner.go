@@ -431,6 +431,12 @@ func (r *runner) take(o gitlab.Offer, l *reservation, free func()) bool {
 		log.Error("GitLab sent a job without an id or a token: it can neither be run nor failed", logx.Err, err)
 		return false
 	}
+	if r.store.has(resp.ID) {
+		// GitLab gives a job again that nobody has committed to for a while: it
+		// may wait for a node here all that time.
+		log.Warn("GitLab gave out a job once more that is held already: it goes on")
+		return false
+	}
 	log.Info("took a job", "project", resp.JobInfo.ProjectFullPath, "name", resp.JobInfo.Name, "runner_id", id,
 		"time_in_queue_secs", resp.JobInfo.TimeInQueue, "queue_size", resp.JobInfo.QueueSize, "queue_depth", resp.JobInfo.QueueDepth)
 	now := d.now()

@@ -198,6 +198,12 @@ func (s *store) drop(id int64) error {
 	return s.writeLocked(slices.Delete(slices.Clone(s.f.Jobs), i, i+1))
 }
 
+func (s *store) has(id int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.indexLocked(id) >= 0
+}
+
 func (s *store) indexLocked(id int64) int {
 	return slices.IndexFunc(s.f.Jobs, func(r *Record) bool { return r.ID == id })
 }
