@@ -8,15 +8,12 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"virtkit/e2e/gitlabtest"
 )
 
 // unsteady is a GitLab that answers late, with errors, with the same errors
 // after it has done what was asked, or not at all.
 type unsteady struct {
-	next   http.Handler
-	server *gitlabtest.Server
+	next http.Handler
 
 	mu   sync.Mutex
 	rand *rand.Rand

@@ -68,7 +68,6 @@ type chaosJob struct {
 	exit   int
 	cancel bool // a user cancels it
 	why    []string
-	sure   bool // a node has surely begun it
 }
 
 // hit notes why a job may fail.
