@@ -78,6 +78,7 @@ type bench struct {
 	addr  string
 	tls   *tls.Config
 	admin *hubadmin.Client
+	sock  string // the admin socket
 }
 
 func start(t *testing.T, secure bool) *bench {
@@ -108,7 +109,7 @@ func start(t *testing.T, secure bool) *bench {
 	if info, err := os.Stat(sock); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode of the admin socket: %v, %v", info.Mode(), err)
 	}
-	b.admin = hubadmin.Dial(sock)
+	b.admin, b.sock = hubadmin.Dial(sock), sock
 	a := &web.Admin{Hub: h, Log: logx.Discard(), Backup: func(_ context.Context, file string) error { return fault.New(fault.Conflict, file).Hint("hinted") }}
 	writing, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 3)

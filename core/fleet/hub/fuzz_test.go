@@ -1,0 +1,65 @@
+package hub_test
+
+import (
+	"bytes"
+	"context"
+	"testing"
+	"time"
+
+	"virtkit/core/fleet/hub"
+	"virtkit/core/fleet/hub/hubtest"
+	"virtkit/core/fleet/wire"
+	"virtkit/core/logx"
+)
+
+// FuzzSession has an enrolled node send anything, a message a line: its session
+// may end, the hub goes on, and what it holds can be stored and shown.
+func FuzzSession(f *testing.F) {
+	for _, m := range []wire.Message{
+		&wire.Report{State: ready(nil), Workloads: []wire.Workload{{ID: "0123456789abcdef", Kind: wire.KindJob, PID: 1}}},
+		&wire.Report{State: ready(&wire.Applied{Generation: 3, ID: wire.NewID(), Policy: wire.Policy{Ceiling: 2}})},
+		&wire.Inventory{Hostname: "ci-1"}, &wire.Heartbeat{VMs: map[string]int64{"0123456789abcdef": 1}}, &wire.Ack{Command: wire.NewID(), Outcome: wire.Done},
+	} {
+		b, err := wire.Encode(wire.VersionEgress, m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(append(b, "\n"+`{"type":"job","kind":"held","jobs":["0123456789abcdef0123456789abcdef"],"reservations":[]}`...))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	f.Cleanup(func() { cancel(); <-done })
+	i, err := hubtest.Join(ctx, h, "ci-1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		near, far := hubtest.Pipe()
+		ended := make(chan struct{})
+		go func() { defer close(ended); h.Serve(ctx, far, hub.Peer{Channel: wire.Plaintext, Remote: "pipe"}) }()
+		c, err := i.Dial(ctx, near, wire.Plaintext, wire.NewID(), wire.Spoken)
+		if err != nil {
+			t.Fatalf("the hub does not take its node any more: %v", err)
+		}
+		for line := range bytes.SplitSeq(data, []byte("\n")) {
+			if near.Write(ctx, line) != nil {
+				break
+			}
+		}
+		c.Close()
+		<-ended
+		if _, err := h.SetPools(ctx, "test", i.ID, []string{"p" + wire.NewHex(4)}); err != nil {
+			t.Fatalf("the hub changes nothing any more: %v", err)
+		}
+		if n := h.Snapshot().Nodes[i.ID]; n == nil || n.Sync() == "" || n.Reach() == hub.Connected {
+			t.Errorf("the node is %+v", n)
+		}
+	})
+}
