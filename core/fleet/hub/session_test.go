@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"weak"
 
@@ -85,4 +86,76 @@ func TestOldSnapshotsGo(t *testing.T) {
 		}
 	}
 	t.Error("a snapshot of four changes ago is kept")
+}
+
+// TestClockMoves sets the hub's wall clock forth and back by days while nodes
+// are connected and a drain is under way: sessions go on, what is acknowledged
+// stays, the audit log has no gap, and heartbeats are made durable still.
+func TestClockMoves(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		i := hubtest.Enroll(t, b.Hub, "ci-1")
+		c, ended := b.connect(i, ready(nil))
+		issue := func(op wire.Op) *hub.Command {
+			t.Helper()
+			cmd, err := b.Issue(t.Context(), "uid 0", i.ID, op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m := next[*wire.Command](b, c); m.ID != cmd.ID || m.Expires-m.Issued != 24*3600 {
+				t.Errorf("%s was sent as %+v", op, m)
+			}
+			return cmd
+		}
+		ack := func(cmd *hub.Command, o wire.Outcome) {
+			t.Helper()
+			b.send(c, &wire.Ack{Command: cmd.ID, Outcome: o})
+			next[*wire.Recorded](b, c)
+		}
+		drain := issue(wire.OpDrain)
+		ack(drain, wire.Accepted)
+		for n, by := range []time.Duration{-72 * time.Hour, 200 * time.Hour, -128 * time.Hour} {
+			b.ahead.Add(int64(by))
+			_, durable := b.store.Counts()
+			for range 30 { // two and a half minutes
+				b.send(c, &wire.Heartbeat{Concurrency: n + 1})
+				time.Sleep(5 * time.Second)
+				if m, err := c.Receive(t.Context()); err != nil {
+					t.Fatal(err)
+				} else if _, ok := m.(*wire.Ping); !ok {
+					t.Fatalf("%v: the hub sent %+v", by, m)
+				}
+			}
+			synctest.Wait()
+			if r := b.node(i).Reach(); r != hub.Connected {
+				t.Fatalf("%v: the node is %s", by, r)
+			}
+			if _, now := b.store.Counts(); now == durable {
+				t.Errorf("%v: nothing was made durable in two minutes", by)
+			}
+			if open := b.node(i).Open; len(open) != 1 || open[0].ID != drain.ID || open[0].Outcome != wire.Accepted {
+				t.Errorf("%v: open commands %+v", by, open)
+			}
+			other := issue(wire.OpQuarantine)
+			ack(other, wire.Done)
+			ack(other, wire.Failed) // late: never replaced
+			if got, err := b.store.Command(t.Context(), other.ID); err != nil || got.Outcome != wire.Done {
+				t.Errorf("%v: %+v, %v", by, got, err)
+			}
+		}
+		ack(drain, wire.Done)
+		lines, err := b.store.Audit(t.Context(), hub.AuditQuery{Limit: 1000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, l := range lines {
+			if l.Seq != lines[0].Seq+uint64(n) {
+				t.Errorf("line %d after %d", l.Seq, lines[0].Seq+uint64(n)-1)
+			}
+		}
+		select {
+		case err := <-ended:
+			t.Errorf("the session ended: %v", err)
+		default:
+		}
+	})
 }
