@@ -1,6 +1,7 @@
 package web_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/ed25519"
@@ -21,6 +22,7 @@ import (
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/wsx"
+	"virtkit/web"
 )
 
 const gitlab = "https://gitlab.example.com"
@@ -362,5 +364,42 @@ func TestRelay(t *testing.T) {
 			}
 			break
 		}
+	}
+}
+
+// TestClientsAreLetIn: a client's connection gives its place among the
+// unauthenticated back once a request was, and what is past the limit of
+// requests is told to come again.
+func TestClientsAreLetIn(t *testing.T) {
+	b := start(t, false)
+	key, err := b.CreateKey(t.Context(), "uid 0", hub.Key{Name: "k", Pools: []string{"*"}, Scopes: []string{hub.ScopeCapacity}}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp", b.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	in := bufio.NewReader(c)
+	ask := func() *http.Response {
+		t.Helper()
+		body := `{"placement":{"pool":"ci","envelope":{"mem_bytes":1,"cpus":1}}}`
+		fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n%s", dispatch.CapacityPath, key, len(body), body)
+		r, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, r.Body)
+		r.Body.Close()
+		return r
+	}
+	// The connection stays open for another request.
+	if r := ask(); r.StatusCode != 200 || b.nodes.Unauthenticated() != 0 {
+		t.Errorf("status %d, %d connections count as unauthenticated", r.StatusCode, b.nodes.Unauthenticated())
+	}
+	web.HoldClients(b.nodes, web.MaxClients)
+	if r := ask(); r.StatusCode != 503 || !r.Close {
+		t.Errorf("one request past the limit: status %d, closed %v", r.StatusCode, r.Close)
 	}
 }

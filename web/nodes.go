@@ -39,6 +39,7 @@ type Nodes struct {
 	Log *slog.Logger
 
 	gate       *gate
+	api        *clientAPI
 	handshakes chan struct{}
 	sessions   sync.WaitGroup
 	hangUp     context.Context // ends the sessions
@@ -53,7 +54,9 @@ func (n *Nodes) Turned() uint64 { return n.gate.turned.Load() }
 // NewNodes makes the face of a hub on a listener. cert is nil for plain text,
 // which Serve refuses on a listener that is not on loopback.
 func NewNodes(h *hub.Hub, log *slog.Logger, l net.Listener) *Nodes {
-	return &Nodes{Hub: h, Log: log.With(logx.Comp, "web"), gate: &gate{Listener: l, max: MaxUnauthenticated}, handshakes: make(chan struct{}, MaxHandshakes)}
+	n := &Nodes{Hub: h, Log: log.With(logx.Comp, "web"), gate: &gate{Listener: l, max: MaxUnauthenticated}, handshakes: make(chan struct{}, MaxHandshakes)}
+	n.api = &clientAPI{n: n}
+	return n
 }
 
 // Serve takes connections until ctx ends, then ends the sessions and returns.
@@ -69,7 +72,7 @@ func (n *Nodes) Serve(ctx context.Context, cert *Certificate) error {
 	mux.HandleFunc("GET "+wire.SessionPath, n.session)
 	mux.HandleFunc("POST "+dispatch.EnrollPath, n.enrollRelay)
 	mux.HandleFunc("GET "+dispatch.SessionPath, n.relaySession)
-	(&clientAPI{n: n}).register(mux)
+	n.api.register(mux)
 	hangUp, cancel := context.WithCancel(ctx)
 	defer cancel()
 	n.hangUp = hangUp

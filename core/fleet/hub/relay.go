@@ -297,14 +297,7 @@ func (h *Hub) ServeRelay(ctx context.Context, c Conn, p Peer) error {
 	h.relays.list[s.relay] = s
 	live.up.Store(s)
 	h.relays.mu.Unlock()
-	defer func() {
-		h.relays.mu.Lock()
-		defer h.relays.mu.Unlock()
-		if h.relays.list[s.relay] == s {
-			delete(h.relays.list, s.relay)
-			live.up.Store(nil)
-		}
-	}()
+	defer s.detach()
 	if h.Snapshot().Relays[s.relay] == nil { // removed after the handshake looked
 		return s.finish(end(wire.Revoked, "the relay was removed"))
 	}
@@ -336,8 +329,19 @@ func (s *relaySession) send(ctx context.Context, m dispatch.Message) error {
 	return s.c.Write(ctx, b)
 }
 
-// finish tells the relay why the hub ends the session, and closes it.
+func (s *relaySession) detach() {
+	s.h.relays.mu.Lock()
+	defer s.h.relays.mu.Unlock()
+	if s.h.relays.list[s.relay] == s {
+		delete(s.h.relays.list, s.relay)
+		s.live.up.Store(nil)
+	}
+}
+
+// finish tells the relay why the hub ends the session, and closes it, detached
+// first as a node's is.
 func (s *relaySession) finish(err error) error {
+	s.detach()
 	e := endOf(err)
 	if e == nil {
 		s.c.CloseNow()

@@ -119,8 +119,11 @@ func (h *Hub) Serve(ctx context.Context, c Conn, p Peer) error {
 }
 
 // finish tells the node why the hub ends the session, and closes the
-// connection, which ends the reader.
+// connection, which ends the reader. It detaches first: a node that is cut off
+// does not agree to the end, and would be shown as connected until that is
+// waited for in vain.
 func (s *Session) finish(err error) error {
+	s.h.detach(s)
 	s.outMu.Lock()
 	s.ended = true
 	s.outMu.Unlock()

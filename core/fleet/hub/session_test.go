@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,6 +157,54 @@ func TestClockMoves(t *testing.T) {
 		case err := <-ended:
 			t.Errorf("the session ended: %v", err)
 		default:
+		}
+	})
+}
+
+// cutOff is a connection that may be cut: the peer hears nothing then, and the
+// end is waited for as long as WebSockets do.
+type cutOff struct {
+	*hubtest.End
+	cut atomic.Bool
+}
+
+func (c *cutOff) Write(ctx context.Context, b []byte) error {
+	if c.cut.Load() {
+		return nil
+	}
+	return c.End.Write(ctx, b)
+}
+
+func (c *cutOff) Close(code int, reason string) error {
+	if c.cut.Load() {
+		time.Sleep(5 * time.Second)
+	}
+	return c.End.Close(code, reason)
+}
+
+// TestCutOff: a node that is cut off is unreachable once it was silent for three
+// heartbeats, however long it takes to see that it does not hear so.
+func TestCutOff(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		i := hubtest.Enroll(t, b.Hub, "ci-1")
+		near, end := hubtest.Pipe()
+		far := &cutOff{End: end}
+		b.wg.Go(func() { b.Serve(b.ctx, far, hub.Peer{Channel: wire.Plaintext, Remote: "pipe"}) })
+		c, err := i.Dial(t.Context(), near, wire.Plaintext, wire.NewID(), wire.Spoken)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.send(c, &wire.Report{State: ready(nil)})
+		synctest.Wait()
+		far.cut.Store(true)
+		time.Sleep(14 * time.Second)
+		if r := b.node(i).Reach(); r != hub.Connected {
+			t.Errorf("%s after 14 s", r)
+		}
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if r := b.node(i).Reach(); r != hub.Unreachable {
+			t.Errorf("%s after 17 s", r)
 		}
 	})
 }
