@@ -269,7 +269,7 @@ func (d *DB) JobsOf(ctx context.Context, ns []int64) (list []*hub.Job, err error
 		for i, n := range some {
 			args[i] = n
 		}
-		if err := d.query(ctx, l1(&list, scanJob), "SELECT doc FROM jobs WHERE n IN (?"+strings.Repeat(",?", len(some)-1)+") ORDER BY n DESC", args...); err != nil {
+		if err := d.query(ctx, l1(&list, scanJob), "SELECT doc FROM jobs WHERE n IN (?"+strings.Repeat(",?", len(some)-1)+")", args...); err != nil {
 			return nil, err
 		}
 	}

@@ -88,6 +88,8 @@ func suiteQueries(t *testing.T, s hub.Store, _ func() hub.Store) {
 			j.State, j.Result, j.Finished = dispatch.Running, nil, 0
 		case n%4 == 1:
 			j.Result = &wire.JobResult{Artifacts: []wire.ArtifactResult{}}
+		case n == 7: // letters of two bytes
+			j.Path = "größe/web"
 		case n == 6:
 			j.Path, j.Ref, j.Instance, j.Placement.Pool, j.Owner = "acme/web/sub", "v1", "other", "gpu", id(901)
 		}
@@ -107,6 +109,7 @@ func suiteQueries(t *testing.T, s hub.Store, _ func() hub.Store) {
 		{hub.JobQuery{Project: "acme/web/sub"}, "[6]"},
 		{hub.JobQuery{Project: "acme/web/**"}, "[6]"},
 		{hub.JobQuery{Project: "acme/**", Limit: 1}, "[12]"},
+		{hub.JobQuery{Project: "größe/**"}, "[7]"},
 		{hub.JobQuery{Ref: "v1", Instance: "other", Pool: "gpu", Owner: id(901)}, "[6]"},
 		{hub.JobQuery{ID: id(7)[:31]}, "[9 8 7 6 5 4 3 2 1]"},
 		{hub.JobQuery{ID: id(7)}, "[7]"},
