@@ -213,7 +213,7 @@ func TestForwardKeepsWhatTheClientSaid(t *testing.T) {
 func TestLocalNames(t *testing.T) {
 	j := new(job)
 	to := server(t, j, netip.MustParseAddrPort("127.0.0.1:9"))
-	for _, c := range []struct {
+	for i, c := range []struct {
 		name  string
 		qtype uint16
 		rcode int
@@ -226,7 +226,18 @@ func TestLocalNames(t *testing.T) {
 		{"4.0.0.10.in-addr.arpa.", dns.TypePTR, dns.RcodeNameError, ""},
 		{"denied.test.", dns.TypeA, dns.RcodeNameError, ""},
 	} {
-		r := ask(t, "udp", to, question(c.name, c.qtype))
+		q := question(c.name, c.qtype)
+		q.RecursionDesired, q.CheckingDisabled = i%2 == 0, i%3 == 0
+		if i%2 == 1 {
+			q.SetEdns0(1232, i%3 == 0)
+		}
+		r := ask(t, "udp", to, q)
+		// An answer of the switch's own is one to this question (RFC 1035, 4.1.1;
+		// RFC 6891, 6.1.1: a record in the answer if, and only if, one was asked with).
+		if o := r.IsEdns0(); !r.RecursionAvailable || r.RecursionDesired != q.RecursionDesired || r.CheckingDisabled != q.CheckingDisabled ||
+			(o != nil) != (i%2 == 1) || o != nil && o.Do() != (i%3 == 0) {
+			t.Errorf("%s: flags and EDNS of the answer are not of the question:\n%v\n%v", c.name, q, r)
+		}
 		got := ""
 		if len(r.Answer) == 1 {
 			switch rr := r.Answer[0].(type) {
