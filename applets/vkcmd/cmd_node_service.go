@@ -140,7 +140,7 @@ func (s systemctl) run(ctx context.Context, name string, args ...string) (string
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {
-		said := strings.Join(strings.Fields(ui.CleanLine(errOut.String()[:min(errOut.Len(), 1000)])), " ")
+		said := ui.CleanLine(strings.Join(strings.Fields(errOut.String()[:min(errOut.Len(), 1000)]), " "))
 		return out.String(), fmt.Errorf("%s %s: %w: %s", name, strings.Join(args, " "), err, said)
 	}
 	return out.String(), nil

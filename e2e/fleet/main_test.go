@@ -134,6 +134,8 @@ type process struct {
 	t    *testing.T
 	role string
 	log  string
+	// command makes what is run instead of this binary in its role.
+	command func() *exec.Cmd
 
 	one sync.Mutex // a restart at a time
 	mu  sync.Mutex
@@ -160,6 +162,9 @@ func (p *process) start() {
 	defer f.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), role+"="+p.role)
+	if p.command != nil {
+		cmd = p.command()
+	}
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {

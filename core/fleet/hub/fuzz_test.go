@@ -48,6 +48,15 @@ func FuzzSession(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the hub does not take its node any more: %v", err)
 		}
+		read := make(chan struct{})
+		go func() { // what the hub says is read, or it would wait
+			defer close(read)
+			for {
+				if _, err := near.Read(ctx); err != nil {
+					return
+				}
+			}
+		}()
 		for line := range bytes.SplitSeq(data, []byte("\n")) {
 			if near.Write(ctx, line) != nil {
 				break
@@ -55,6 +64,7 @@ func FuzzSession(f *testing.F) {
 		}
 		c.Close()
 		<-ended
+		<-read
 		if _, err := h.SetPools(ctx, "test", i.ID, []string{"p" + wire.NewHex(4)}); err != nil {
 			t.Fatalf("the hub changes nothing any more: %v", err)
 		}

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -321,12 +322,18 @@ func TestChaos(t *testing.T) {
 		text := bytes.Repeat([]byte("some line of output\n"), 50)
 		for i := range 4 {
 			n := hubtest.NewPlaced(t, f.Hub, fmt.Sprint("n", i), "ci", 16, 64<<30)
+			var mu sync.Mutex // what a node says comes from several goroutines
 			r := rand.New(rand.NewPCG(uint64(i), 1))
+			one := func(of int) bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return !calm.Load() && r.IntN(of) == 0
+			}
 			n.Chunk = 64
 			n.Work = func(*wire.Start) ([]byte, *wire.JobResult) { return text, success() }
-			n.Lose = func(wire.Message) bool { return !calm.Load() && r.IntN(40) == 0 }
+			n.Lose = func(wire.Message) bool { return one(40) }
 			n.Answer = func(wire.Message) string {
-				if !calm.Load() && r.IntN(5) == 0 {
+				if one(5) {
 					return "memory"
 				}
 				return ""
