@@ -32,6 +32,17 @@ func (w *writer) placed(b *hub.JobBatch) {
 		w.exec("DELETE FROM jobs WHERE n = ?", n)
 		w.exec("DELETE FROM job_specs WHERE n = ?", n)
 		w.exec("DELETE FROM job_tails WHERE n = ?", n)
+		w.exec("DELETE FROM job_egress WHERE n = ?", n)
+	}
+	for _, e := range b.Egress {
+		w.exec(`INSERT INTO job_egress (n, revision, data) VALUES (?,?,?) ON CONFLICT (n) DO UPDATE
+			SET revision=excluded.revision, data=excluded.data WHERE excluded.revision >= revision`, e.N, int64(e.Revision), e.Data)
+	}
+	for _, r := range b.Rules {
+		w.exec("INSERT OR REPLACE INTO egress_rules (name, doc) VALUES (?,?)", r.Name, doc(w, &r))
+	}
+	for _, name := range b.DropRules {
+		w.exec("DELETE FROM egress_rules WHERE name = ?", name)
 	}
 	for _, s := range b.Specs {
 		w.exec("INSERT OR REPLACE INTO job_specs (n, dict, data) VALUES (?,?,?)", s.N, int64(s.Dict), s.Data)
@@ -145,6 +156,9 @@ func (d *DB) loadJobs(ctx context.Context, l *hub.LoadedJobs) error {
 			return d.query(ctx, l1(&l.Keys, func(r *sql.Rows) (k hub.Key, err error) { return k, scanDoc(r, "a key", &k) }), "SELECT doc FROM keys")
 		},
 		func() error {
+			return d.query(ctx, l1(&l.Rules, func(r *sql.Rows) (v hub.EgressRule, err error) { return v, scanDoc(r, "an egress rule", &v) }), "SELECT doc FROM egress_rules")
+		},
+		func() error {
 			return d.query(ctx, l1(&l.Jobs, scanJob), "SELECT doc FROM jobs WHERE settled_at = 0 ORDER BY n")
 		},
 		func() error {
@@ -244,6 +258,9 @@ func (d *DB) Jobs(ctx context.Context, q hub.JobQuery) (list []*hub.Job, err err
 	}
 	if q.ID != "" {
 		where, args = where+" AND id >= ? AND id < ?", append(args, q.ID, q.ID+"g") // past every hex digit
+	}
+	if q.Events { // as the encoder writes it; within a text the quotes would be escaped
+		where += ` AND instr(doc, '"events":[') > 0`
 	}
 	is("owner", q.Owner)
 	is("instance", q.Instance)
@@ -345,6 +362,15 @@ func (d *DB) Tail(ctx context.Context, n int64) (t *hub.Tail, err error) {
 		return r.Scan(&t.Failed, &t.Size, &t.Start, &t.Data)
 	}, "SELECT failed, size, start, data FROM job_tails WHERE n = ?", n)
 	return t, err
+}
+
+// Egress is hub.Store's.
+func (d *DB) Egress(ctx context.Context, n int64) (e *hub.JobEgress, err error) {
+	err = d.query(ctx, func(r *sql.Rows) error {
+		e = &hub.JobEgress{N: n}
+		return r.Scan(&e.Revision, &e.Data)
+	}, "SELECT revision, data FROM job_egress WHERE n = ?", n)
+	return e, err
 }
 
 // Old is hub.Store's.

@@ -53,7 +53,7 @@ type uidKey struct{}
 // Serve answers until ctx ends.
 func (a *Admin) Serve(ctx context.Context, l *net.UnixListener) error {
 	mux := http.NewServeMux()
-	for _, routes := range []map[hubadmin.Route]func(context.Context, *call) (any, error){a.routes(), a.jobRoutes()} {
+	for _, routes := range []map[hubadmin.Route]func(context.Context, *call) (any, error){a.routes(), a.jobRoutes(), a.egressRoutes()} {
 		for r, f := range routes {
 			mux.HandleFunc(r.String(), a.handle(f))
 		}
@@ -160,9 +160,9 @@ func (a *Admin) token(ctx context.Context, c *call) (any, error) {
 }
 
 // nodeOf converts; full adds what one node alone is shown with.
-func nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
+func (a *Admin) nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
 	v := hubadmin.Node{ID: n.ID, Name: n.Name, Reach: n.Reach(), Enrolled: n.Enrolled, Version: n.Version, MonitorOnly: n.MonitorOnly(),
-		Sync: n.Sync(), Pending: n.Pending(now), Pools: n.Pools, PlacesNot: n.PlacesNot(), Desired: n.Desired, Reported: n.State, Conflict: n.Conflict, VMs: n.VMs, Omitted: n.Omitted, Inventory: n.Inventory}
+		Sync: n.Sync(), Pending: n.Pending(now), Pools: n.Pools, PlacesNot: a.Hub.PlacesNot(n), Desired: n.Desired, Reported: n.State, Conflict: n.Conflict, VMs: n.VMs, Omitted: n.Omitted, Inventory: n.Inventory}
 	if t := n.Live.Seen(); !t.IsZero() {
 		v.LastSeen = t.Unix()
 	}
@@ -179,7 +179,7 @@ func nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
 func (a *Admin) nodes(context.Context, *call) (any, error) {
 	list := hubadmin.NodeList{Nodes: []hubadmin.Node{}}
 	for _, n := range a.Hub.Snapshot().Sorted() {
-		list.Nodes = append(list.Nodes, nodeOf(n, time.Now(), false))
+		list.Nodes = append(list.Nodes, a.nodeOf(n, time.Now(), false))
 	}
 	return list, nil
 }
@@ -189,7 +189,7 @@ func (a *Admin) show(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := nodeOf(n, time.Now(), true)
+	v := a.nodeOf(n, time.Now(), true)
 	list, err := a.Hub.Store().Commands(ctx, n.ID, 50)
 	for _, c := range list {
 		v.Commands = append(v.Commands, hubadmin.CommandOf(c))
@@ -198,11 +198,11 @@ func (a *Admin) show(ctx context.Context, c *call) (any, error) {
 }
 
 // one answers with a node after a change.
-func one(n *hub.Node, err error) (any, error) {
+func (a *Admin) one(n *hub.Node, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nodeOf(n, time.Now(), true), nil
+	return a.nodeOf(n, time.Now(), true), nil
 }
 
 func (a *Admin) remove(ctx context.Context, c *call) (any, error) {
@@ -211,7 +211,7 @@ func (a *Admin) remove(ctx context.Context, c *call) (any, error) {
 		return nil, err
 	}
 	_, err = a.Hub.Remove(ctx, c.actor, n.ID)
-	return one(n, err)
+	return a.one(n, err)
 }
 
 func (a *Admin) policy(ctx context.Context, c *call) (any, error) {
@@ -219,7 +219,7 @@ func (a *Admin) policy(ctx context.Context, c *call) (any, error) {
 	if err := c.body(&q); err != nil {
 		return nil, err
 	}
-	return one(a.Hub.SetPolicy(ctx, c.actor, c.node, hub.PolicyChange{Ceiling: q.Ceiling, Stop: q.Stop}))
+	return a.one(a.Hub.SetPolicy(ctx, c.actor, c.node, hub.PolicyChange{Ceiling: q.Ceiling, Stop: q.Stop}))
 }
 
 func (a *Admin) issue(ctx context.Context, c *call) (any, error) {
@@ -239,7 +239,7 @@ func (a *Admin) pools(ctx context.Context, c *call) (any, error) {
 	if err := c.body(&q); err != nil {
 		return nil, err
 	}
-	return one(a.Hub.SetPools(ctx, c.actor, c.node, q.Pools))
+	return a.one(a.Hub.SetPools(ctx, c.actor, c.node, q.Pools))
 }
 
 func (a *Admin) recover(ctx context.Context, c *call) (any, error) {
@@ -248,9 +248,9 @@ func (a *Admin) recover(ctx context.Context, c *call) (any, error) {
 		return nil, err
 	}
 	if q.Adopt {
-		return one(a.Hub.Adopt(ctx, c.actor, c.node))
+		return a.one(a.Hub.Adopt(ctx, c.actor, c.node))
 	}
-	return one(a.Hub.Replace(ctx, c.actor, c.node, hub.PolicyChange{Ceiling: q.Ceiling, Stop: q.Stop}))
+	return a.one(a.Hub.Replace(ctx, c.actor, c.node, hub.PolicyChange{Ceiling: q.Ceiling, Stop: q.Stop}))
 }
 
 func (a *Admin) audit(ctx context.Context, c *call) (any, error) {

@@ -177,7 +177,8 @@ func (a *Admin) revokeKey(ctx context.Context, c *call) (any, error) {
 
 func (a *Admin) jobOf(s *hub.Snapshot, j *hub.Job) hubadmin.Job {
 	v := hubadmin.Job{ID: j.ID, State: j.State, Outcome: j.Outcome(), Owner: "relay " + j.Owner, Node: j.Node, Placement: j.Placement, Stage: j.Stage, Cancel: j.Cancel,
-		Submitted: j.Submitted, Accepted: j.Accepted, Finished: j.Finished, Settled: j.Settled, OutputLen: a.Hub.OutputLen(j), Result: j.Result, Guest: j.Guest, What: j.What}
+		Submitted: j.Submitted, Accepted: j.Accepted, Finished: j.Finished, Settled: j.Settled, OutputLen: a.Hub.OutputLen(j), Result: j.Result, Guest: j.Guest, What: j.What,
+		Rules: j.Rules, DryRules: j.DryRules, RulesGen: j.RulesGen}
 	if r := s.Relays[j.Owner]; r != nil && r.Name != "" {
 		v.Owner = "relay " + r.Name
 	}
@@ -192,7 +193,7 @@ const maxListed = 10_000
 
 func (a *Admin) jobs(ctx context.Context, c *call) (any, error) {
 	v := c.r.URL.Query()
-	q := hub.JobQuery{Limit: 50, Instance: v.Get("gitlab"), Project: v.Get("project"), Ref: v.Get("ref"), Name: v.Get("name"), Failure: v.Get("outcome"), Pool: v.Get("pool"), State: dispatch.State(v.Get("state"))}
+	q := hub.JobQuery{Events: v.Get("events") == "true", Limit: 50, Instance: v.Get("gitlab"), Project: v.Get("project"), Ref: v.Get("ref"), Name: v.Get("name"), Failure: v.Get("outcome"), Pool: v.Get("pool"), State: dispatch.State(v.Get("state"))}
 	for key, p := range map[string]*int64{"since": &q.Since, "before": &q.Before} {
 		if s := v.Get(key); s != "" {
 			n, err := strconv.ParseInt(s, 10, 64)
@@ -236,6 +237,9 @@ func (a *Admin) job(ctx context.Context, c *call) (any, error) {
 	}
 	v := a.jobOf(a.Hub.Snapshot(), j)
 	if v.Spec, err = a.Hub.Spec(ctx, j); err != nil {
+		return nil, err
+	}
+	if v.Egress, err = a.Hub.Egress(ctx, j); err != nil {
 		return nil, err
 	}
 	if j.State == dispatch.Finished {

@@ -23,7 +23,7 @@ import (
 var noSuchJob = cliutil.Status{Code: "10", Means: "there is no such job, or nothing is kept of it"}
 
 func newJobs(a *app) *cli.Command {
-	var asJSON bool
+	var asJSON, events bool
 	var since time.Duration
 	limit := 50
 	filter := map[string]*string{}
@@ -37,6 +37,9 @@ func newJobs(a *app) *cli.Command {
 			if *v != "" {
 				q.Set(name, *v)
 			}
+		}
+		if events {
+			q.Set("events", "true")
 		}
 		if since > 0 {
 			q.Set("since", strconv.FormatInt(a.now().Add(-since).Unix(), 10))
@@ -53,13 +56,15 @@ func newJobs(a *app) *cli.Command {
 	return statuses(cliutil.Takes(&cli.Command{
 		Name: "jobs", Usage: "list placed jobs",
 		Description: "Lists the latest placed jobs, newest first: ID, whose it is, pool, state or how it ended,\n" +
-			"node, length of its output, age, how long it ran, its VM's peak memory, and what it is.\n" +
+			"node, length of its output, age, how long it ran, its VM's peak memory, what its node\n" +
+			"saw go wrong on the machine while it ran, and what it is.\n" +
 			"JOB is an ID or 8 digits of one or more.",
 		Flags: []cli.Flag{
 			cliutil.Int(&limit, "limit", "N", "how many at most", 1, 10_000),
 			text("gitlab", "of one instance"), text("project", "of one project's path; group/** for all below"), text("ref", "of one branch or tag"), text("name", "of one job's name"),
 			text("state", "queued, starting, running or finished"), text("outcome", "success, or a failure such as script or lost"), text("node", "on one node"), text("pool", "of one pool"),
 			cliutil.Duration(&since, "since", "submitted no longer ago than this").Default("any time"),
+			cliutil.Bool(&events, "events", "only those whose node saw something go wrong on the machine"),
 			cliutil.Bool(&asJSON, "json", "print one JSON document (vk.hub-jobs/1)"),
 		},
 		Action:   list,
@@ -185,6 +190,18 @@ func whatText(j *hubadmin.Job) string {
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s (job %d of %s)", j.What.Path, j.What.Ref, j.What.Name, j.What.GitLabJob, j.What.Instance))
 }
 
+// eventsText is each kind of event and how many times it was.
+func eventsText(j *hubadmin.Job) string {
+	if j.Result == nil || len(j.Result.Events) == 0 {
+		return "-"
+	}
+	var out []string
+	for _, e := range j.Result.Events {
+		out = append(out, fmt.Sprintf("%s ×%d", e.Kind, e.Count))
+	}
+	return strings.Join(out, ", ")
+}
+
 func nodeText(j *hubadmin.Job) string {
 	if j.Node == "" {
 		return "-"
@@ -197,11 +214,11 @@ func nodeText(j *hubadmin.Job) string {
 
 func printJobs(w io.Writer, jobs []hubadmin.Job, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tOF\tPOOL\tSTATE\tNODE\tOUTPUT\tAGE\tRAN\tPEAK MEM\tWHAT")
+	fmt.Fprintln(t, "ID\tOF\tPOOL\tSTATE\tNODE\tOUTPUT\tAGE\tRAN\tPEAK MEM\tEVENTS\tWHAT")
 	for i := range jobs {
 		j := &jobs[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", j.ID, ui.CleanLine(j.Owner), ui.CleanLine(j.Placement.Pool), ui.CleanLine(jobState(j)), ui.CleanLine(nodeText(j)),
-			bytesText(j.OutputLen), units.HumanDuration(now.Sub(time.Unix(j.Submitted, 0))), ran(j, now), peak(j), ui.CleanLine(whatText(j)))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", j.ID, ui.CleanLine(j.Owner), ui.CleanLine(j.Placement.Pool), ui.CleanLine(jobState(j)), ui.CleanLine(nodeText(j)),
+			bytesText(j.OutputLen), units.HumanDuration(now.Sub(time.Unix(j.Submitted, 0))), ran(j, now), peak(j), ui.CleanLine(eventsText(j)), ui.CleanLine(whatText(j)))
 	}
 	return t.Flush()
 }
@@ -248,6 +265,12 @@ func printJob(w io.Writer, j *hubadmin.Job, spec bool, now time.Time) error {
 		}
 		row("used", "%v wall, %s CPU, %s peak memory, VM of %d CPUs and %s", time.Duration(u.WallMS)*time.Millisecond, cpu, peak(j), u.CPUs, bytesText(u.MemMiB<<20))
 	}
+	if r := j.Result; r != nil {
+		for _, e := range r.Events {
+			row("event", "%s ×%d, first %s: %s", e.Kind, e.Count, stampText(e.At), orDash(e.First))
+		}
+	}
+	egressRows(j, row)
 	row("output", "%d bytes", j.OutputLen)
 	if err := t.Flush(); err != nil {
 		return err

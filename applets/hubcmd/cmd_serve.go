@@ -72,10 +72,13 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 		return err
 	}
 	jobs := c.Options()
-	jobs.Outputs = outputs
+	jobs.Outputs, jobs.EgressRules = outputs, c.Rules.EgressRules
 	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs})
 	if err != nil {
 		return err
+	}
+	for _, w := range h.RuleWarnings() {
+		log.Warn(w)
 	}
 	l, err := net.Listen("tcp", c.Addr)
 	if err != nil {

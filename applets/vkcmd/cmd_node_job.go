@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
+	"sync"
+	"time"
 
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
@@ -17,7 +20,9 @@ import (
 	"virtkit/core/fleet/jobdir"
 	fleet "virtkit/core/fleet/wire"
 	"virtkit/core/fsx"
+	"virtkit/core/policy"
 	"virtkit/core/runner"
+	"virtkit/core/supervise"
 	"virtkit/core/version"
 )
 
@@ -63,7 +68,7 @@ func (a *app) nodeJob(ctx context.Context, path string, cleanup bool) error {
 	}
 	o := cijob.Options{
 		Dir: dir, Log: a.log(), Version: version.Version,
-		Host: &placedHost{h: h, dir: dir}, Artifacts: h.Artifacts(), Caches: h.Caches(),
+		Host: newPlacedHost(h, dir), Artifacts: h.Artifacts(), Caches: h.Caches(),
 		Executor: &cijob.Commands{Argv: append(append([]string{exe}, a.globalArgs()...), "gitlab"), Env: plainEnviron(a.env.Environ()), Work: dir.WorkPath(), Claim: claim},
 	}
 	if cleanup {
@@ -127,19 +132,28 @@ func inherited(getenv func(string) string, name string) (*os.File, error) {
 
 // placedHost is what a driver asks this host of its job.
 type placedHost struct {
-	h   *wire.Host
-	dir *jobdir.Dir
+	h  *wire.Host
+	id func() (string, error) // the name of the job's guest
+
+	egressAt time.Time // when what Egress read last was written
 }
 
 var _ cijob.Host = (*placedHost)(nil)
 
+func newPlacedHost(h *wire.Host, dir *jobdir.Dir) *placedHost {
+	return &placedHost{h: h, id: sync.OnceValues(func() (string, error) {
+		id, err := cijob.Identify(dir)
+		return id.ID, err
+	})}
+}
+
 func (p *placedHost) record() (string, runner.Record, error) {
-	id, err := cijob.Identify(p.dir)
+	id, err := p.id()
 	if err != nil {
 		return "", runner.Record{}, err
 	}
-	rec, err := runner.ReadRecord(p.h.Jobs.Path(id.ID))
-	return id.ID, rec, err
+	rec, err := runner.ReadRecord(p.h.Jobs.Path(id))
+	return id, rec, err
 }
 
 func (p *placedHost) guest(ctx context.Context) (runner.Guest, runner.Record, error) {
@@ -167,18 +181,52 @@ func (p *placedHost) Size() *fleet.GuestSize {
 }
 
 // Usage is cijob.Host's.
-func (p *placedHost) Usage(ctx context.Context) *fleet.JobUsage {
+func (p *placedHost) Usage(ctx context.Context) (*fleet.JobUsage, []fleet.JobEvent) {
 	g, rec, err := p.guest(ctx)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
+	var events []fleet.JobEvent
 	out := &fleet.JobUsage{CPUs: rec.CPUs, MemMiB: int64(rec.MemMiB)}
 	if u, err := g.Usage(ctx); err == nil {
 		cpu, mem := u.CPU.Milliseconds(), u.Memory
 		out.CPUMS, out.PeakMem = &cpu, &mem
+		if u.Killed > 0 {
+			e := fleet.JobEvent{Kind: "oom_kill", Count: int64(u.Killed)}
+			if len(u.Victims) > 0 {
+				e.First = u.Victims[0].Line()
+			}
+			events = append(events, e)
+		}
 	}
-	return out
+	return out, events
 }
 
-// Egress is cijob.Host's. Nodes report no egress yet.
-func (p *placedHost) Egress(context.Context) []byte { return nil }
+// Egress is cijob.Host's.
+func (p *placedHost) Egress(ctx context.Context, now bool) (*policy.Report, bool) {
+	id, err := p.id()
+	if err != nil {
+		return nil, false
+	}
+	dir := p.h.Jobs.Path(id)
+	fi, err := os.Stat(filepath.Join(dir, supervise.EgressFile))
+	if err != nil {
+		return nil, false // no guest so far, or one that nobody holds to anything
+	}
+	if !now && fi.ModTime().Equal(p.egressAt) {
+		return nil, true
+	}
+	var rec supervise.EgressRecord
+	live := supervise.Locked(dir)
+	if c, derr := supervise.Dial(dir); now && derr == nil {
+		rec, err = c.Egress(ctx, "")
+	} else {
+		rec, err = supervise.ReadEgress(dir)
+	}
+	if err != nil {
+		return nil, false
+	}
+	p.egressAt = fi.ModTime()
+	r := egressReportOf(rec, live)
+	return &r, false
+}

@@ -59,6 +59,9 @@ func (c *call) runner(trace io.Writer) (*runner.Runner, error) {
 		Trace:      trace,
 		Parent:     parentProcess(),
 	}
+	if c.drv.Env(execdrv.EnvJobServer) != "" {
+		r.Hub = wire.PlacedRules{Path: c.drv.Env(execdrv.EnvEgressLayer)}
+	}
 	if h.Conf.Executor.HostCheckout {
 		if r.Checkouts, err = h.Checkouts(); err != nil {
 			return nil, err

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"sync"
 	"time"
 
 	"virtkit/core/execdrv"
@@ -29,6 +30,7 @@ type Options struct {
 	Clock func() time.Time                                 // nil = time.Now
 	Wait  func(ctx context.Context, d time.Duration) error // between attempts; nil = by the clock
 	Poll  time.Duration                                    // how often to look for a cancel; 0 = 250 ms
+	Tell  time.Duration                                    // how often to tell of the job's egress; 0 = 5 s
 	// Limit is context.WithTimeoutCause but in tests, nil = it.
 	Limit func(parent context.Context, d time.Duration, cause error) (context.Context, context.CancelFunc)
 }
@@ -57,6 +59,7 @@ type driver struct {
 	hard, timed, soft context.Context
 	began             time.Time
 	result            job.Result
+	egress            egress
 }
 
 // Run runs the job of a directory to its result, which it writes last. ctx is
@@ -68,6 +71,9 @@ func Run(ctx context.Context, o Options) error {
 	}
 	if o.Poll == 0 {
 		o.Poll = 250 * time.Millisecond
+	}
+	if o.Tell == 0 {
+		o.Tell = 5 * time.Second
 	}
 	if o.Wait == nil {
 		o.Wait = sleep
@@ -163,6 +169,11 @@ func (d *driver) run(ctx context.Context) *verdict {
 	stop := d.contexts(ctx)
 	defer stop()
 	d.header()
+	if err := d.layer(); err != nil {
+		v := &verdict{failure: job.System, text: err.Error()}
+		d.out.last(v.line())
+		return v
+	}
 	v := d.prepare()
 	if v == nil {
 		v = d.stages()
@@ -180,12 +191,10 @@ func (d *driver) contexts(ctx context.Context) (stop func()) {
 	timed, endTimed := d.o.Limit(hard, limit, endTime(limit))
 	soft, endSoft := context.WithCancelCause(timed)
 	d.hard, d.timed, d.soft = hard, timed, soft
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		d.watch(end, endSoft)
-	}()
-	return func() { end(context.Canceled); endTimed(); <-done }
+	var aside sync.WaitGroup
+	aside.Go(func() { d.watch(end, endSoft) })
+	aside.Go(d.followEgress)
+	return func() { end(context.Canceled); endTimed(); aside.Wait() }
 }
 
 // watch looks for a cancel until the job is over.
@@ -229,6 +238,7 @@ func (d *driver) header() {
 }
 
 func (d *driver) at(stage string) {
+	d.tellEgress(false)
 	if err := d.o.Dir.WriteStage(jobdir.Stage{Stage: stage, Guest: d.o.Host.Size()}); err != nil {
 		d.o.Log.Warn("telling the stage", "stage", stage, "err", err)
 	}
@@ -271,6 +281,7 @@ func (d *driver) tryPrepare() *verdict {
 	var answer answerWriter
 	v := d.vars("running")
 	e := d.o.Executor.Call(d.soft, d.callOf(v, Call{Kind: CallConfig, Out: &answer, Err: errs}))
+	d.egress.refused = e.Outcome.Refused
 	if bad := judgePrepare(e); bad != nil {
 		return bad
 	}
@@ -285,13 +296,18 @@ func (d *driver) tryPrepare() *verdict {
 	}
 	d.out.plain("Using vk executor with driver %s...", name)
 	v = d.vars("running")
-	return judgePrepare(d.o.Executor.Call(d.soft, d.callOf(v, Call{Kind: CallPrepare, Out: out, Err: errs})))
+	e = d.o.Executor.Call(d.soft, d.callOf(v, Call{Kind: CallPrepare, Out: out, Err: errs}))
+	d.egress.refused = e.Outcome.Refused
+	return judgePrepare(e)
 }
 
 // callOf adds what every call is given.
 func (d *driver) callOf(v variables, c Call) Call {
 	c.Env, c.Now = v.environ(d.j), d.hard.Done()
 	c.Env = append(c.Env, execdrv.EnvJobServer+"="+d.j.ServerURL)
+	if len(d.st.Layer) > 0 {
+		c.Env = append(c.Env, execdrv.EnvEgressLayer+"="+d.layerPath())
+	}
 	var err error
 	if c.Response, err = response(d.j, d.vars("running")); err != nil {
 		d.o.Log.Error("writing the job's response", "err", err) // plain data: cannot be
@@ -328,8 +344,11 @@ func (d *driver) cleanupLogged() {
 func (d *driver) measure() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.hard), time.Minute)
 	defer cancel()
-	d.result.Usage = d.o.Host.Usage(ctx)
-	d.result.Egress = d.o.Host.Egress(ctx)
+	d.result.Usage, d.result.Events = d.o.Host.Usage(ctx)
+	for i := range d.result.Events {
+		d.result.Events[i].First = d.mask.Replace(d.result.Events[i].First)
+	}
+	d.result.Egress = d.lastEgress(ctx)
 }
 
 // stage runs one stage under ctx, in its section of the trace.

@@ -96,13 +96,17 @@ type aGuest struct{ noHost }
 
 func (aGuest) Guest(context.Context) (cijob.Guest, string, error) { return nil, "me", nil }
 
-func (aGuest) Usage(context.Context) *wire.JobUsage { return &wire.JobUsage{CPUs: 2} }
+func (aGuest) Usage(context.Context) (*wire.JobUsage, []wire.JobEvent) {
+	return &wire.JobUsage{CPUs: 2}, []wire.JobEvent{{Kind: "oom_kill", Count: 2, First: "glcbt-64_tokenoftheJob"}}
+}
 
 type flow struct {
 	j     *job.CiJob
 	exec  *scripted
 	moves *moves
 	dir   *jobdir.Dir
+	host  cijob.Host
+	layer []byte // of the hub's egress rules
 }
 
 func newFlow() *flow {
@@ -114,6 +118,7 @@ func newFlow() *flow {
 				{Name: job.StepAfter, Script: []string{"true"}, When: job.Always}}},
 		exec:  &scripted{ends: map[string][]cijob.Ended{}, status: map[string]string{}},
 		moves: &moves{fail: map[string]error{}},
+		host:  aGuest{},
 	}
 }
 
@@ -131,12 +136,12 @@ func (f *flow) run(t *testing.T) (job.Result, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.dir, err = s.Create(jobdir.Start{Start: wire.Start{Job: wire.NewID(), Spec: spec}}); err != nil {
+	if f.dir, err = s.Create(jobdir.Start{Start: wire.Start{Job: wire.NewID(), Spec: spec, Layer: f.layer}}); err != nil {
 		t.Fatal(err)
 	}
 	err = cijob.Run(t.Context(), cijob.Options{
-		Dir: f.dir, Executor: f.exec, Host: aGuest{}, Artifacts: f.moves, Caches: f.moves, Log: logx.ForTest(t), Version: "1",
-		Poll: time.Millisecond, Wait: func(ctx context.Context, _ time.Duration) error { return context.Cause(ctx) },
+		Dir: f.dir, Executor: f.exec, Host: f.host, Artifacts: f.moves, Caches: f.moves, Log: logx.ForTest(t), Version: "1",
+		Poll: time.Millisecond, Tell: time.Millisecond, Wait: func(ctx context.Context, _ time.Duration) error { return context.Cause(ctx) },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/guestwire"
+	"virtkit/core/policy"
 	"virtkit/core/runner"
 )
 
@@ -110,8 +111,11 @@ type Host interface {
 	// Size is the guest's.
 	Size() *wire.GuestSize
 	// Usage is what the job has used so far, without the wall time; nil when no
-	// VM is up to read.
-	Usage(ctx context.Context) *wire.JobUsage
-	// Egress is the job's egress report so far; nil when there is none.
-	Egress(ctx context.Context) []byte
+	// VM is up to read. The events are what went wrong on the machine meanwhile.
+	Usage(ctx context.Context) (*wire.JobUsage, []wire.JobEvent)
+	// Egress is the job's egress report so far, whose revision is the driver's to
+	// give; nil when there is none. now has it read from the switch; else what the
+	// switch wrote down a few seconds ago will do, and same says that nothing was
+	// since the last call that returned a report.
+	Egress(ctx context.Context, now bool) (r *policy.Report, same bool)
 }

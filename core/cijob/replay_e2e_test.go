@@ -25,6 +25,7 @@ import (
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/gitsrv"
 )
@@ -141,9 +142,10 @@ type noHost struct{}
 func (noHost) Guest(context.Context) (cijob.Guest, string, error) {
 	return nil, "", errors.New("no guest")
 }
-func (noHost) Size() *wire.GuestSize                { return &wire.GuestSize{CPUs: 2, MemMiB: 512} }
-func (noHost) Usage(context.Context) *wire.JobUsage { return nil }
-func (noHost) Egress(context.Context) []byte        { return nil }
+func (noHost) Size() *wire.GuestSize                                   { return &wire.GuestSize{CPUs: 2, MemMiB: 512} }
+func (noHost) Usage(context.Context) (*wire.JobUsage, []wire.JobEvent) { return nil, nil }
+
+func (noHost) Egress(context.Context, bool) (*policy.Report, bool) { return nil, false }
 
 // scene is one job's surroundings.
 type scene struct {

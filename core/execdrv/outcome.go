@@ -6,6 +6,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"virtkit/core/policy"
 )
 
 // EnvOutcome names a file in which the calls tell more of their end than an
@@ -17,10 +19,18 @@ const EnvOutcome = "VIRTKIT_OUTCOME_FILE"
 // from the node's driver: unlike CI_SERVER_URL, no job can set it.
 const EnvJobServer = "VK_JOB_SERVER_URL"
 
+// EnvEgressLayer names the file with what the hub's egress rules make for a
+// placed job (policy.HubEgress); a placed job without one is held to none. It
+// comes from the node's driver, as the others here.
+const EnvEgressLayer = "VIRTKIT_EGRESS_LAYER"
+
 // Outcome is what the file holds, of the last call that wrote it.
 type Outcome struct {
 	// Step is prepare's step that failed: image, sources, boot …
 	Step string `json:"step,omitempty"`
+	// Refused are the entries of the job's MICROVM_*EGRESS_ALLOW_* variables that
+	// failed it.
+	Refused []policy.Refusal `json:"refused,omitempty"`
 	// Job says that the job is at fault, not the host.
 	Job bool `json:"job,omitempty"`
 	// Signal ended the script's shell; 0 when it exited by itself.

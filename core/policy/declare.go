@@ -122,6 +122,15 @@ func (r *HubDryRule) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(b, (*plain)(r))
 }
 
+// ParseHubEgress reads and checks a hub's layer.
+func ParseHubEgress(b []byte) (*HubEgress, error) {
+	var h HubEgress
+	if err := json.Unmarshal(b, &h); err != nil {
+		return nil, err
+	}
+	return &h, h.Check()
+}
+
 func bothPhases(b []byte) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(b, &keys); err != nil {

@@ -78,10 +78,19 @@ func (r *Runner) declaredEgress(c *execdrv.Call, services []ServiceLists) (decla
 	_, errs[1] = policy.AuditOn(policy.Build, r.Set.Egress.BuildAudit, c.LookupVar)
 	d.dryRun, d.warning, errs[2] = policy.DryRunOn(r.Set.Egress.DryRun, r.Set.Egress.Run, c.LookupVar)
 	if err := policy.Refuse(bad); err != nil {
+		err = &entriesError{err, append(policy.Invalid(policy.Run, bad), policy.Invalid(policy.Build, bad)...)}
 		return d, jobFailed(errors.Join(append([]error{err}, errs[:]...)...))
 	}
 	return d, jobFailed(errors.Join(errs[:]...))
 }
+
+// entriesError is an error of a job's own lists, with what a report says of it.
+type entriesError struct {
+	error
+	refused []policy.Refusal
+}
+
+func (e *entriesError) Unwrap() error { return e.error }
 
 // jobFailed makes the job answer for an error of what it declares.
 func jobFailed(err error) error {

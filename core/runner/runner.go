@@ -302,6 +302,9 @@ func OutcomeOf(err error) execdrv.Outcome {
 	if e, ok := errors.AsType[*StepError](err); ok {
 		o.Step = e.Step
 	}
+	if e, ok := errors.AsType[*entriesError](err); ok {
+		o.Refused = e.refused
+	}
 	o.Job = fault.KindOf(err) == fault.JobFailed
 	return o
 }

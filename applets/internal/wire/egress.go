@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -41,20 +40,37 @@ const FallbackFile = "node/egress-fallback.json"
 // be enforced: no job runs.
 func (h *Host) Fallback() (*policy.HubEgress, error) {
 	path := filepath.Join(h.StateDir, FallbackFile)
-	b, err := os.ReadFile(path)
+	e, err := readLayer(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	var e policy.HubEgress
-	if err == nil {
-		err = json.Unmarshal(b, &e)
-	}
-	if err == nil {
-		err = e.Check()
 	}
 	if err != nil {
 		return nil, fault.Newf(fault.System, "the hub's egress rules in %s cannot be read", path).Because(err).
 			Hint("the hub sends them again when this node connects; without a hub, remove the file")
 	}
-	return &e, nil
+	return e, nil
+}
+
+func readLayer(path string) (*policy.HubEgress, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return policy.ParseHubEgress(b)
+}
+
+// PlacedRules is runner.Hub of a placed job: the rules came with its start, and
+// the fallback is none of it. Path is the file of a job with rules.
+type PlacedRules struct{ Path string }
+
+// Fallback is runner.Hub's.
+func (p PlacedRules) Fallback() (*policy.HubEgress, error) {
+	if p.Path == "" {
+		return nil, nil
+	}
+	e, err := readLayer(p.Path)
+	if err != nil {
+		return nil, fault.New(fault.System, "the hub's egress rules for this job cannot be read").Because(err)
+	}
+	return e, nil
 }

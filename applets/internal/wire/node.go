@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,6 +23,7 @@ import (
 	"virtkit/core/fleet/nodehost"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 	"virtkit/core/supervise"
 	"virtkit/core/tune"
 	"virtkit/core/version"
@@ -140,6 +142,11 @@ func (h *Host) nodeHost(o NodeOptions, d nodehost.Detection, config string) *nod
 	no := h.workloadOptions()
 	no.Version, no.Exe, no.ConfigHash = version.Version, "/proc/self/exe", ConfigHash(h)
 	no.JobsSpeed, no.CheckoutsSpeed, no.Labels = h.Conf.Node.JobsSpeed, h.Conf.Node.CheckoutsSpeed, h.Conf.Node.Labels
+	no.Features = []string{wire.FeatureEgressRules, wire.FeatureEgressReports}
+	e := h.EgressSettings()
+	if b, err := json.Marshal(policy.ReportCaps(h.Conf.Net.Mode, e.Run, e.DryRun, e.Build)); err == nil {
+		no.Egress = b
+	}
 	no.Log = o.Log
 	if o.Checks != nil {
 		no.Checks = kept(checksKept, o.Checks)

@@ -199,7 +199,7 @@ rows:
 
 // Jobs returns the records that a query selects, newest first.
 func (h *Hub) Jobs(ctx context.Context, q JobQuery) ([]*Job, error) {
-	if q.ID != "" {
+	if q.ID != "" || q.Events { // which the index does not have
 		return h.store.Jobs(ctx, q)
 	}
 	ns, ok := h.jobs.index.find(&q)

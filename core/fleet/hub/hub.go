@@ -104,6 +104,7 @@ type Snapshot struct {
 	Projects map[ProjectKey]Project
 	Keys     map[string]Key // by hash
 	Settings map[string]string
+	Rules    map[string]EgressRule // by name
 
 	revoked map[string]Revoked // by node
 	byKey   map[string]string  // public key → node
@@ -411,6 +412,7 @@ type tx struct {
 
 	ownNodes, ownNodeKeys, ownTokens, ownRevoked            bool // maps that are this tx's already
 	ownRelays, ownServers, ownProjects, ownKeys, ownDropped bool
+	ownRules, ownSettings                                   bool
 }
 
 func (t *tx) unix() int64 { return t.now.Unix() }

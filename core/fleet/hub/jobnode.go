@@ -37,8 +37,7 @@ func (h *Hub) jobMessage(ctx context.Context, s *Session, m wire.Message) error 
 	case *wire.Result:
 		return h.result(ctx, s, m)
 	case *wire.EgressReport:
-		// The result's is the last and whole; of those before it the hub shows
-		// nothing yet.
+		return h.egressReport(ctx, s, m)
 	default:
 		h.log.Debug("message without a use", logx.Node, s.node, "type", fmt.Sprintf("%T", m))
 	}
@@ -262,6 +261,11 @@ func (h *Hub) result(ctx context.Context, s *Session, m *wire.Result) error {
 				j = &c
 			}
 			r := m.Result
+			if t.takeReport(j, &r) {
+				c := *j
+				c.Reported = true
+				j = &c
+			}
 			t.finish(j, &r)
 			if f := job.Failure(r.Failure); f == job.System || f == job.ImagePull {
 				t.audit(s.node, "node", "job failed", fmt.Sprintf("%s: %s %s: %s: %s", j.ID, j.Path, j.Name, f, r.Message))

@@ -10,6 +10,7 @@ import (
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 )
 
 // A job's life: queued, starting (sent to a node), running (accepted), finished.
@@ -106,6 +107,16 @@ func (p *placer) ended(id string) {
 // place sends a queued job to a node, if there is one for it.
 func (t *tx) place(j *Job) bool {
 	p, now := t.h.jobs, time.Now()
+	var layer []byte
+	var rules *policy.HubEgress
+	if p.o.EgressRules {
+		var err error
+		rules = t.s.Layer(claimsOf(j))
+		if layer, err = PackLayer(rules); err != nil {
+			t.giveUp(j, job.Configuration, err.Error())
+			return true
+		}
+	}
 	p.mu.Lock()
 	l := p.live[j.ID]
 	if l == nil || l.spec == nil {
@@ -131,7 +142,7 @@ func (t *tx) place(j *Job) bool {
 		return false
 	}
 	was := *l
-	start := &wire.Start{Job: j.ID, Envelope: j.Placement.Envelope, Spec: l.spec}
+	start := &wire.Start{Job: j.ID, Envelope: j.Placement.Envelope, Spec: l.spec, Layer: layer}
 	l.spot, l.claim, l.accepted = s, claim{env: j.Placement.Envelope}, time.Time{}
 	for _, o := range []*reservation{r, give} {
 		if o != nil {
@@ -164,6 +175,12 @@ func (t *tx) place(j *Job) bool {
 	})
 	c := *j
 	c.State, c.Node = dispatch.Starting, s.id
+	if rules != nil {
+		c.Rules, c.RulesGen, c.DryRules = rules.Rules, t.s.RuleGeneration(), nil
+		for _, d := range rules.DryRun {
+			c.DryRules = append(c.DryRules, d.Rule)
+		}
+	}
 	c.Revision++
 	t.putJob(&c)
 	t.after = append(t.after, func() {

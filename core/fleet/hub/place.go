@@ -31,6 +31,10 @@ type JobOptions struct {
 	Kept        int64 // of other jobs'; -1 = none, 0 = 1 MiB
 	KeptTotal   int64 // of all of these, as stored; -1 = none, 0 = 1 GiB
 
+	// EgressRules has placed jobs held to the hub's egress rules, on nodes that
+	// enforce them alone.
+	EgressRules bool
+
 	AffinityMaxLoad  float64 // -1 = affinity off, 0 = 0.7
 	AffinityMaxExtra float64 // -1 = none above the least, 0 = 0.25
 }
@@ -226,7 +230,7 @@ func (p *placer) refresh(node string) {
 		p.bump()
 		return
 	}
-	s.pools, s.labels, s.cpus, s.cap, s.idle, s.ok = n.Pools, nil, 0, n.Desired.Policy.Ceiling, imageIdle, n.PlacesNot() == ""
+	s.pools, s.labels, s.cpus, s.cap, s.idle, s.ok = n.Pools, nil, 0, n.Desired.Policy.Ceiling, imageIdle, p.h.PlacesNot(n) == ""
 	if v := n.Inventory; v != nil {
 		s.labels, s.cpus = v.Labels, v.CPUs
 	}
@@ -250,7 +254,15 @@ func (p *placer) refresh(node string) {
 
 // PlacesNot says why the hub places nothing on a node, as far as the node's
 // reports go, "" when it may.
-func (n *Node) PlacesNot() string {
+func (h *Hub) PlacesNot(n *Node) string {
+	why := n.placesNot()
+	if why == "" && h.o.Jobs.EgressRules && (n.Inventory == nil || !slices.Contains(n.Inventory.Features, wire.FeatureEgressRules)) {
+		return "its vk does not enforce the hub's egress rules"
+	}
+	return why
+}
+
+func (n *Node) placesNot() string {
 	st := n.State
 	switch {
 	case n.Version < wire.VersionJobs:

@@ -45,6 +45,8 @@ type JobStore interface {
 	Dict(ctx context.Context, id uint32) ([]byte, error)
 	// Tail returns what is kept of a settled job's output, nil for nothing.
 	Tail(ctx context.Context, n int64) (*Tail, error)
+	// Egress returns a job's egress report, nil for none.
+	Egress(ctx context.Context, n int64) (*JobEgress, error)
 	// Old returns the oldest records that may go, at most limit: finished ones,
 	// settled or finished before unsettled (Unix seconds), past the newest keep.
 	Old(ctx context.Context, keep int, unsettled int64, limit int) ([]*Job, error)
@@ -65,6 +67,7 @@ type JobQuery struct {
 	Node     string
 	Pool     string
 	Since    int64 // submitted at or after it
+	Events   bool  // whose node reported some
 }
 
 // Relay is an enrolled vk-gitlab.
@@ -163,6 +166,14 @@ type Job struct {
 	What
 	TraceLimit int64
 	ImageKey   string // of the images that its node builds; "" = none
+
+	// The egress rules that it was placed under, and their generation; nil where
+	// the hub had none to enforce.
+	Rules    []string `json:",omitempty"`
+	DryRules []string `json:",omitempty"`
+	RulesGen uint64   `json:",omitempty"`
+	// Reported says that its result came with an egress report.
+	Reported bool `json:",omitempty"`
 }
 
 // What is what a job is, for people.
@@ -255,8 +266,9 @@ type LoadedJobs struct {
 	Tails    []TailSize // of the cache, oldest first
 	Images   []ImageUse // of jobs finished within a day
 	Dict     Dict       // the newest
-	Specs    int64      // how many are stored
-	LastJob  int64      // N of the newest record
+	Rules    []EgressRule
+	Specs    int64 // how many are stored
+	LastJob  int64 // N of the newest record
 	// Settings are what operators set on the running hub.
 	Settings map[string]string
 }
@@ -279,6 +291,9 @@ type JobBatch struct {
 	Dicts        []Dict
 	Tails        []Tail
 	DropTails    []int64
+	Egress       []JobEgress // replaces one of a lower revision
+	Rules        []EgressRule
+	DropRules    []string // by name
 	Requests     []Request
 	DropRequests int64 // made before it; 0 = none
 	Settings     map[string]string
@@ -288,5 +303,5 @@ type JobBatch struct {
 func (b *JobBatch) Empty() bool {
 	return len(b.Relays)+len(b.DropRelays)+len(b.Servers)+len(b.DropServers)+len(b.Projects)+len(b.DropProjects)+len(b.DropInstance)+
 		len(b.Keys)+len(b.DropKeys)+len(b.Jobs)+len(b.DropJobs)+len(b.Specs)+len(b.Dicts)+len(b.Tails)+len(b.DropTails)+
-		len(b.Requests)+len(b.Settings) == 0 && b.DropSpecs == 0 && b.DropRequests == 0
+		len(b.Egress)+len(b.Rules)+len(b.DropRules)+len(b.Requests)+len(b.Settings) == 0 && b.DropSpecs == 0 && b.DropRequests == 0
 }

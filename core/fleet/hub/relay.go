@@ -56,7 +56,10 @@ func (l *RelayLive) Now() (*dispatch.Heartbeat, []dispatch.RunnerState) {
 // loadPeers fills a snapshot with relays, servers, projects and keys.
 func (h *Hub) loadPeers(s *Snapshot, l *LoadedJobs) {
 	s.Relays, s.Servers, s.Projects, s.Keys, s.dropped = map[string]*RelayNode{}, map[string]Server{}, map[ProjectKey]Project{}, map[string]Key{}, map[string]Revoked{}
-	s.Settings = l.Settings
+	s.Settings, s.Rules = l.Settings, map[string]EgressRule{}
+	for _, r := range l.Rules {
+		s.Rules[r.Name] = r
+	}
 	for _, r := range l.Relays {
 		live := &RelayLive{beat: r.Beat, states: map[string]dispatch.RunnerState{}}
 		live.seen.Store(r.Seen)

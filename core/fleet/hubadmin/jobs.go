@@ -9,6 +9,7 @@ import (
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/wire"
+	"virtkit/core/policy"
 )
 
 // Routes of placed jobs. {node} is a relay's or a job's.
@@ -172,9 +173,13 @@ type Job struct {
 	Result    *wire.JobResult    `json:"result,omitempty"`
 	Guest     *wire.GuestSize    `json:"guest,omitempty"`
 	What      hub.What           `json:"job"`
+	Rules     []string           `json:"egress_rules,omitempty"` // that it was placed under
+	DryRules  []string           `json:"egress_dry_run,omitempty"`
+	RulesGen  uint64             `json:"egress_generation,omitempty"`
 	// Of one job alone:
-	Spec json.RawMessage `json:"spec,omitempty"` // redacted
-	End  *JobEnd         `json:"output_end,omitempty"`
+	Egress *policy.Report  `json:"egress,omitempty"`
+	Spec   json.RawMessage `json:"spec,omitempty"` // redacted
+	End    *JobEnd         `json:"output_end,omitempty"`
 }
 
 // JobEnd is the end of a finished job's output, as the hub has it.

@@ -38,11 +38,18 @@ type Config struct {
 	LogFormat        string `toml:"log_format"`         // text or json
 
 	Jobs
+	// Rules are the keys of [jobs].
+	Rules Rules `toml:"jobs"`
+}
+
+// Rules is [jobs].
+type Rules struct {
+	EgressRules bool `toml:"egress_rules"` // placed jobs are held to the hub's egress rules
 }
 
 // later are keys of the reference that this version does not act on.
 var later = map[string]string{
-	"release_repository": "releases", "ui_addr": "the web UI", "ui_url": "the web UI", "oidc": "sign-in", "max_job_token_secs": "registry tokens", "jobs": "egress rules",
+	"release_repository": "releases", "ui_addr": "the web UI", "ui_url": "the web UI", "oidc": "sign-in", "max_job_token_secs": "registry tokens",
 }
 
 // DefaultAddr is where a hub listens unless told otherwise.

@@ -8,6 +8,7 @@
 //	cancel        0600  node        how to stop: graceful or immediate
 //	output        0600  driver      the trace as GitLab is to hold it; only ever appended to
 //	stage.json    0600  driver      where the job is
+//	egress.json   0600  driver      what it reached and was refused so far (policy.Report)
 //	driver.log    0600  driver      its log, and what cleanup prints
 //	work/         0700  driver      TMPDIR of the executor's calls, scripts, exit codes; gone before the result
 //	result.json   0600  driver      how the job ended; the last thing written. For a driver that died: node
@@ -26,7 +27,8 @@
 // start.json, cancel and result.json are written, synced, renamed, and their
 // directory synced. The output is synced before the result is written and not
 // before: after a power loss it may be shorter than what the hub has stored.
-// stage.json is not synced: it is read while the driver lives.
+// stage.json is not synced: it is read while the driver lives. Neither is
+// egress.json, which the result has the last word of.
 package jobdir
 
 import (
@@ -53,6 +55,7 @@ const (
 	cancelFile = "cancel"
 	outputFile = "output"
 	stageFile  = "stage.json"
+	egressFile = "egress.json"
 	logFile    = "driver.log"
 	resultFile = "result.json"
 	workDir    = "work"
@@ -310,6 +313,24 @@ func (d *Dir) Stage() (s Stage, err error) {
 		err = json.Unmarshal(b, &s)
 	}
 	return s, err
+}
+
+// WriteEgress keeps a report of the job's egress, in place of the one before.
+func (d *Dir) WriteEgress(report []byte) error { return d.replace(egressFile, report) }
+
+// Egress is the newest report, nil for none. since is what it returned the last
+// time: one that has not been replaced since is not read again, and fresh is
+// false.
+func (d *Dir) Egress(since time.Time) (report []byte, at time.Time, fresh bool, err error) {
+	fi, err := os.Stat(d.file(egressFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, since, false, nil
+	}
+	if err != nil || fi.ModTime().Equal(since) {
+		return nil, since, false, err
+	}
+	report, err = os.ReadFile(d.file(egressFile))
+	return report, fi.ModTime(), err == nil, err
 }
 
 // replace is fsx.WriteFile without the syncs.

@@ -430,6 +430,9 @@ func (s *session) tellJobs(ctx context.Context) error {
 		if m == nil {
 			return nil
 		}
+		if t, ok := wire.TypeOf(m); ok && t.Since > s.version {
+			continue // the hub does without: a running job's egress is in its result, too
+		}
 		if err := s.send(ctx, m); err != nil {
 			return err
 		}

@@ -29,9 +29,13 @@ type Options struct {
 	// JobsSpeed and CheckoutsSpeed are what [node] declares; "" = nothing.
 	JobsSpeed, CheckoutsSpeed string
 	Labels                    []string
-	Version                   string // of vk
-	Exe                       string // this program's file
-	ConfigHash                string // of the effective configuration
+	// Features are what the node does for placed jobs beyond its version, Egress
+	// its own caps (policy.Caps as JSON); nil = it takes no placed jobs.
+	Features   []string
+	Egress     []byte
+	Version    string // of vk
+	Exe        string // this program's file
+	ConfigHash string // of the effective configuration
 	// Kernel is the version of the guests' kernel, Checks what `vk check` finds of
 	// what gates enrollment. They are called at each look and keep what is dear
 	// to find out themselves.
@@ -99,7 +103,7 @@ func (h *Host) filesystems() []place {
 // Inventory looks at the host's facts. What could not be found out is left out,
 // and said by the problems.
 func (h *Host) Inventory(ctx context.Context) (i wire.Inventory, problems []error) {
-	i = wire.Inventory{VK: h.o.Version, VKSHA256: h.exe(), ConfigHash: h.o.ConfigHash, Labels: cut(h.o.Labels)}
+	i = wire.Inventory{VK: h.o.Version, VKSHA256: h.exe(), ConfigHash: h.o.ConfigHash, Labels: cut(h.o.Labels), Features: cut(h.o.Features), Egress: h.o.Egress}
 	bad := func(err error) {
 		if err != nil {
 			problems = append(problems, err)

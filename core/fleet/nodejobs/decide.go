@@ -13,6 +13,7 @@ import (
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 )
 
 // lease cuts what a hub asks for to what a node grants.
@@ -154,6 +155,9 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 		no = j.mayTakeLocked(m.Envelope)
 	}
 	spec, err := job.Parse(m.Spec)
+	if err == nil {
+		err = checkLayer(m.Layer)
+	}
 	if err == nil && r != nil {
 		r.taken = true
 	}
@@ -213,6 +217,18 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 	j.wake()
 	j.Log.Info("job accepted", logx.Job, m.Job, "gitlab_job", spec.Job.ID, "project", spec.Job.ProjectPath)
 	return state(m.Job, "accepted")
+}
+
+// checkLayer says why the hub's rules for a job cannot be enforced: it does not
+// run here, then.
+func checkLayer(layer []byte) error {
+	if len(layer) == 0 {
+		return nil
+	}
+	if _, err := policy.ParseHubEgress(layer); err != nil {
+		return fmt.Errorf("the hub's egress rules for the job: %s", wire.Clean(err.Error(), wire.MaxText))
+	}
+	return nil
 }
 
 func whereOf(spec *job.CiJob) string {

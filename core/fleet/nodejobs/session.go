@@ -23,6 +23,7 @@ type Session struct {
 	sent  map[string]int64
 	told  map[string]wire.StateOfJob
 	at    map[string]time.Time // when a result was sent last
+	seen  map[string]time.Time // the egress report that was sent last, by placed.told
 	turn  string               // the job whose output was sent last
 	buf   []byte
 }
@@ -33,7 +34,7 @@ var _ node.JobSession = (*Session)(nil)
 func (j *Jobs) Open() node.JobSession {
 	s := &Session{
 		j: j, token: make(chan struct{}, 1), buf: make([]byte, wire.MaxOutput),
-		ready: map[string]bool{}, sent: map[string]int64{}, told: map[string]wire.StateOfJob{}, at: map[string]time.Time{},
+		ready: map[string]bool{}, sent: map[string]int64{}, told: map[string]wire.StateOfJob{}, at: map[string]time.Time{}, seen: map[string]time.Time{},
 	}
 	j.mu.Lock()
 	j.session = s
@@ -149,6 +150,10 @@ func (s *Session) of(p *placed) wire.Message {
 	}
 	if !s.ready[p.id] {
 		return nil
+	}
+	if p.result == nil && len(p.egress) > 0 && !s.seen[p.id].Equal(p.told) {
+		s.seen[p.id] = p.told
+		return &wire.EgressReport{Job: p.id, Report: p.egress}
 	}
 	if from := s.sent[p.id]; from < p.length && from < p.acked+Window {
 		n := min(int64(len(s.buf)), p.length-from, p.acked+Window-from)

@@ -1,6 +1,8 @@
 package nodejobs_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/nodejobs"
 	"virtkit/core/fleet/wire"
+	rules "virtkit/core/policy"
 )
 
 // take plays a hub that stores output and acks it, until the result.
@@ -368,5 +371,64 @@ func TestShorterThanStored(t *testing.T) {
 	res := next[*wire.Result](r)
 	if res.Result.OutputLen != 10 || res.Result.Failure != string(job.Interrupted) {
 		t.Errorf("%+v", res.Result)
+	}
+}
+
+// TestEgressReports: each is sent once a session, none before the hub's offset is
+// known, and that of a driver that was killed comes with its job's end, partial.
+func TestEgressReports(t *testing.T) {
+	r := newRig(t)
+	id := r.accepted(1, "")
+	write := func(rev int) {
+		t.Helper()
+		if err := r.of(id).WriteEgress(fmt.Appendf(nil, `{"revision":%d,"rules":[],"blocked":[],"would_block":[],"observed":[],"run":{"coverage":"complete"}}`, rev)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rev := func(b []byte) rules.Report {
+		t.Helper()
+		var rep rules.Report
+		if err := json.Unmarshal(b, &rep); err != nil {
+			t.Fatal(err)
+		}
+		return rep
+	}
+	for n := 1; n <= 2; n++ {
+		write(n)
+		if m := next[*wire.EgressReport](r); m.Job != id || rev(m.Report).Revision != uint64(n) {
+			t.Errorf("%+v", m)
+		}
+	}
+	r.connect()
+	r.say(&wire.OutputAck{Job: id, Offset: 0})
+	if m := next[*wire.EgressReport](r); rev(m.Report).Revision != 2 {
+		t.Errorf("after a reconnect: %+v", m)
+	}
+	r.drivers.kill(id)
+	_, res := r.take(id, "")
+	if rep := rev(res.Result.Egress); rep.Revision != 3 || rep.Run.Coverage != rules.Partial {
+		t.Errorf("%+v", rep)
+	}
+}
+
+// TestRulesThatCannotBeEnforced: a start with them is refused, and its
+// reservation stays.
+func TestRulesThatCannotBeEnforced(t *testing.T) {
+	r := newRig(t)
+	r.offer(resID(1), 512)
+	for _, layer := range []string{`{"rules":[],"run":{}}`, `{"rules":[],"run":{},"build":{"later":[]}}`, `null`} {
+		st := r.say(&wire.Start{Job: wire.NewID(), Reservation: resID(1), Envelope: envelope(512), Spec: spec(t, 1, 1), Layer: json.RawMessage(layer)}).(*wire.JobState).State
+		if st.State != "refused" || !strings.Contains(st.Message, "egress rules") {
+			t.Errorf("%s: %+v", layer, st)
+		}
+	}
+	good := json.RawMessage(`{"rules":["wab"],"run":{},"build":{"names":[],"ips":["192.0.2.0/24"]}}`)
+	id := wire.NewID()
+	if st := r.say(&wire.Start{Job: id, Reservation: resID(1), Envelope: envelope(512), Spec: spec(t, 1, 1), Layer: good}).(*wire.JobState).State; st.State != "accepted" {
+		t.Fatalf("%+v", st)
+	}
+	st, err := r.of(id).Start()
+	if err != nil || string(st.Layer) != string(good) {
+		t.Errorf("journaled: %s, %v", st.Layer, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"virtkit/core/fleet/job"
 	"virtkit/core/fsx"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 )
 
 // Times of watching.
@@ -144,10 +145,17 @@ func (j *Jobs) read(p *placed) {
 	if err != nil {
 		j.Log.Warn("a job's stage cannot be read", logx.Job, p.id, logx.Err, err)
 	}
+	report, at, fresh, err := p.dir.Egress(p.told)
+	if err != nil {
+		j.Log.Warn("a job's egress report cannot be read", logx.Job, p.id, logx.Err, err)
+	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	p.length = max(p.length, n)
 	p.stage = stage
+	if p.told = at; fresh {
+		p.egress = report
+	}
 	if ok && p.result == nil {
 		p.result = &result
 		j.Log.Info("job ended", logx.Job, p.id, "failure", result.Failure, "output_len", result.OutputLen)
@@ -205,7 +213,10 @@ func (j *Jobs) interrupt(ctx context.Context, p *placed) {
 	if err != nil {
 		j.Log.Error("the clean-up after a job's driver is not whole; vk gc removes what is left", logx.Job, p.id, logx.Err, err)
 	}
-	j.finish(p, job.Result{Failure: string(job.Interrupted), Message: "the job's driver on the node was stopped"})
+	j.mu.Lock()
+	report := policy.PartialReport(p.egress)
+	j.mu.Unlock()
+	j.finish(p, job.Result{Failure: string(job.Interrupted), Message: "the job's driver on the node was stopped", Egress: report})
 }
 
 // finish writes a job's result for a driver that cannot.

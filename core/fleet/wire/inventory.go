@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -26,8 +27,16 @@ type Inventory struct {
 	// egress_rules, egress_reports.
 	Features []string `json:"features,omitempty" since:"3"`
 	Registry string   `json:"registry,omitempty" since:"3"` // [registry] base URL
-	Tools    *Tools   `json:"tools,omitempty" since:"4"`
+	// Egress is the node's own caps, a policy.Caps.
+	Egress json.RawMessage `json:"egress,omitempty" since:"3"`
+	Tools  *Tools          `json:"tools,omitempty" since:"4"`
 }
+
+// Features of a node.
+const (
+	FeatureEgressRules   = "egress_rules"   // it holds placed jobs to a start's egress_layer
+	FeatureEgressReports = "egress_reports" // it reports what placed jobs reached and were refused
+)
 
 // MemoryNode is a NUMA node.
 type MemoryNode struct {

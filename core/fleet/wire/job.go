@@ -69,15 +69,25 @@ type Start struct {
 	Reservation string          `json:"reservation,omitempty"`
 	Envelope    Envelope        `json:"envelope"`
 	Spec        json.RawMessage `json:"spec"`
-	Egress      *EgressRule     `json:"egress,omitempty"`
+	Egress      *EgressRule     `json:"egress,omitempty"`       // reserved, as the next: Layer has both
 	EgressNames []string        `json:"egress_names,omitempty"` // of the rules that made it
+	// Layer is what the hub's egress rules make for this job, a
+	// policy.HubEgress, which the node reads strictly: a layer that it cannot
+	// read is one that it cannot enforce. Absent, no rule holds the job.
+	Layer json.RawMessage `json:"egress_layer,omitempty" since:"3"`
 }
+
+// MaxLayer is how many bytes a Layer has at most.
+const MaxLayer = 256 << 10
 
 // Check is Message's.
 func (m *Start) Check() error {
 	err := errors.Join(checkHex("job", m.Job, IDLen), optHex("reservation", m.Reservation, IDLen), m.Envelope.check())
 	if len(m.Spec) == 0 {
 		err = errors.Join(err, errors.New("spec is missing"))
+	}
+	if len(m.Layer) > MaxLayer {
+		err = errors.Join(err, fmt.Errorf("egress_layer has %d bytes, at most %d are allowed", len(m.Layer), MaxLayer))
 	}
 	return err
 }
@@ -250,7 +260,18 @@ type JobResult struct {
 	OutputLen int64            `json:"output_len"`
 	Artifacts []ArtifactResult `json:"artifacts"`
 	Usage     *JobUsage        `json:"usage,omitempty"`
-	Egress    json.RawMessage  `json:"egress,omitempty"`
+	Egress    json.RawMessage  `json:"egress,omitempty"` // a policy.Report
+	// Events are what the node saw go wrong on the machine while the job ran,
+	// beside why it failed.
+	Events []JobEvent `json:"events,omitempty" since:"3"`
+}
+
+// JobEvent is something that happened, once or more.
+type JobEvent struct {
+	Kind  string `json:"kind"`                       // such as oom_kill
+	Count int64  `json:"count"`                      // how many times
+	First string `json:"first,omitempty" max:"2048"` // the first of them, whole
+	At    int64  `json:"at,omitempty"`               // of the first, Unix seconds of the node's clock
 }
 
 // ArtifactResult is an upload's outcome: uploaded, skipped, too_large, failed.

@@ -46,7 +46,7 @@ func samples() map[string]wire.Message {
 			Filesystems: []wire.Filesystem{{Role: wire.RoleJobs, Path: "/var/lib/virtkit/jobs", Device: "8:1", FSType: "ext4", Size: 1 << 40, Tmpfs: true, Speed: "fast"}},
 			VK:          "0.1.0", VKSHA256: digest, GuestKernel: "6.12.0", HostKernel: "6.1.0", ConfigHash: digest,
 			Runner: &wire.Runner{Config: "/home/ci/.gitlab-runner/config.toml", Concurrent: 4, Names: []string{"big"}, Version: "19.5.0"},
-			Labels: []string{"large-memory"}, Features: []string{"egress_rules"}, Registry: "https://registry.example.com",
+			Labels: []string{"large-memory"}, Features: []string{"egress_rules"}, Egress: json.RawMessage(`{"run":{"fingerprint":"00"}}`), Registry: "https://registry.example.com",
 			Tools: &wire.Tools{SHA256: digest, Label: "7", Versions: []wire.Version{{Tool: "git", Text: "git version 2"}}, InUse: true},
 		},
 		"heartbeat": &wire.Heartbeat{
@@ -77,7 +77,7 @@ func samples() map[string]wire.Message {
 		"job-offer":       &wire.Offer{Reservation: res, Envelope: env, LeaseSecs: 60},
 		"job-renew":       &wire.Renew{Reservation: res, LeaseSecs: 60},
 		"job-release":     &wire.GiveBack{Reservation: res},
-		"job-start":       &wire.Start{Job: job, Reservation: res, Envelope: env, Spec: json.RawMessage(`{"kind":"gitlab_ci"}`), Egress: policy.Egress, EgressNames: []string{"wab"}},
+		"job-start":       &wire.Start{Job: job, Reservation: res, Envelope: env, Spec: json.RawMessage(`{"kind":"gitlab_ci"}`), Egress: policy.Egress, EgressNames: []string{"wab"}, Layer: json.RawMessage(`{"rules":["wab"],"run":{"names":["example.com"],"ips":[]},"build":{}}`)},
 		"job-output_ack":  &wire.OutputAck{Job: job, Offset: 4096},
 		"job-cancel":      &wire.Cancel{Job: job, Mode: wire.CancelGraceful},
 		"job-recorded":    &wire.JobRecorded{Job: job},
@@ -87,7 +87,8 @@ func samples() map[string]wire.Message {
 		"job-job":         &wire.JobState{Job: job, State: wire.StateOfJob{State: "running", Reason: "r", Message: "m", Stage: "step_script", Activity: "a", Guest: &wire.GuestSize{CPUs: 2, MemMiB: 4096}}},
 		"job-output":      &wire.Output{Job: job, Offset: 4096, Data: base64.StdEncoding.EncodeToString([]byte("hello\n"))},
 		"job-result": &wire.Result{Job: job, Result: wire.JobResult{Failure: "script", ExitCode: ptr(1), Message: "exit status 1", OutputLen: 4102,
-			Artifacts: []wire.ArtifactResult{{Name: "junit", Outcome: "uploaded"}}, Usage: &wire.JobUsage{WallMS: 1000, CPUMS: ptr(int64(500)), PeakMem: ptr(int64(1 << 30)), CPUs: 2, MemMiB: 4096}, Egress: json.RawMessage(`{"revision":2}`)}},
+			Artifacts: []wire.ArtifactResult{{Name: "junit", Outcome: "uploaded"}}, Usage: &wire.JobUsage{WallMS: 1000, CPUMS: ptr(int64(500)), PeakMem: ptr(int64(1 << 30)), CPUs: 2, MemMiB: 4096}, Egress: json.RawMessage(`{"revision":2}`),
+			Events: []wire.JobEvent{{Kind: "oom_kill", Count: 2, First: "process 7 (cc1)", At: 1780000000}}}},
 		"job-egress": &wire.EgressReport{Job: job, Report: json.RawMessage(`{"revision":1}`)},
 	}
 }

@@ -25,16 +25,19 @@ type jobs struct {
 	dicts    map[uint32]hub.Dict
 	requests map[string]hub.Request
 	settings map[string]string
+	egress   map[int64]hub.JobEgress
+	rules    map[string]hub.EgressRule
 }
 
 func newJobs() jobs {
 	return jobs{map[string]*hub.Relay{}, map[string]hub.Revoked{}, map[string]hub.Server{}, map[hub.ProjectKey]hub.Project{}, map[string]hub.Key{}, map[int64]*hub.Job{},
-		map[int64]hub.Spec{}, map[int64]hub.Tail{}, nil, map[uint32]hub.Dict{}, map[string]hub.Request{}, map[string]string{}}
+		map[int64]hub.Spec{}, map[int64]hub.Tail{}, nil, map[uint32]hub.Dict{}, map[string]hub.Request{}, map[string]string{},
+		map[int64]hub.JobEgress{}, map[string]hub.EgressRule{}}
 }
 
 func (m *jobs) copy() jobs {
 	return jobs{maps.Clone(m.relays), maps.Clone(m.dropped), maps.Clone(m.servers), maps.Clone(m.projects), maps.Clone(m.keys), maps.Clone(m.jobs), maps.Clone(m.specs), maps.Clone(m.tails),
-		slices.Clone(m.kept), maps.Clone(m.dicts), maps.Clone(m.requests), maps.Clone(m.settings)}
+		slices.Clone(m.kept), maps.Clone(m.dicts), maps.Clone(m.requests), maps.Clone(m.settings), maps.Clone(m.egress), maps.Clone(m.rules)}
 }
 
 func (m *jobs) load(l *hub.LoadedJobs) {
@@ -45,6 +48,7 @@ func (m *jobs) load(l *hub.LoadedJobs) {
 	l.Servers = slices.Collect(maps.Values(m.servers))
 	l.Projects = slices.Collect(maps.Values(m.projects))
 	l.Settings = maps.Clone(m.settings)
+	l.Rules = slices.Collect(maps.Values(m.rules))
 	for _, k := range m.keys {
 		l.Keys = append(l.Keys, clone(k))
 	}
@@ -111,6 +115,18 @@ func (m *jobs) apply(b *hub.JobBatch) {
 		delete(m.jobs, n)
 		delete(m.specs, n)
 		m.dropTail(n)
+		delete(m.egress, n)
+	}
+	for _, e := range b.Egress {
+		if e.Revision >= m.egress[e.N].Revision {
+			m.egress[e.N] = e
+		}
+	}
+	for _, r := range b.Rules {
+		m.rules[r.Name] = r
+	}
+	for _, name := range b.DropRules {
+		delete(m.rules, name)
 	}
 	for _, s := range b.Specs {
 		m.specs[s.N] = s
@@ -165,7 +181,7 @@ func (m *Memory) Jobs(_ context.Context, q hub.JobQuery) (out []*hub.Job, _ erro
 	for _, n := range all {
 		j := m.jobs.jobs[n]
 		below, tree := strings.CutSuffix(q.Project, "/**")
-		if len(out) >= q.Limit || (q.Before > 0 && n >= q.Before) || j.Submitted < q.Since || !strings.HasPrefix(j.ID, q.ID) ||
+		if len(out) >= q.Limit || q.Events && (j.Result == nil || len(j.Result.Events) == 0) || (q.Before > 0 && n >= q.Before) || j.Submitted < q.Since || !strings.HasPrefix(j.ID, q.ID) ||
 			tree && !strings.HasPrefix(j.Path, below+"/") || !tree && !is(q.Project, j.Path) ||
 			!is(q.Owner, j.Owner) || !is(q.Instance, j.Instance) || !is(q.Ref, j.Ref) || !is(q.Name, j.Name) ||
 			!is(string(q.State), string(j.State)) || !is(q.Failure, j.Outcome()) || !is(q.Node, j.Node) || !is(q.Pool, j.Placement.Pool) {
@@ -254,6 +270,17 @@ func (m *Memory) Tail(_ context.Context, n int64) (*hub.Tail, error) {
 		return nil, nil
 	}
 	return &t, nil
+}
+
+// Egress is hub.Store's.
+func (m *Memory) Egress(_ context.Context, n int64) (*hub.JobEgress, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, ok := m.egress[n]
+	if !ok {
+		return nil, nil
+	}
+	return &e, nil
 }
 
 // Old is hub.Store's.

@@ -11,6 +11,7 @@ import (
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/wire"
+	"virtkit/core/policy"
 )
 
 // jobSuite is RunSuite's part of placed jobs.
@@ -36,11 +37,12 @@ func suitePeers(t *testing.T, s hub.Store, reopen func() hub.Store) {
 	servers := []hub.Server{{URL: "https://a", Name: "a", At: 1, Actor: "x"}, {URL: "https://b", At: 2}}
 	projects := []hub.Project{{Instance: "a", ID: 1, Path: "p/q", State: dispatch.Pending, FirstJob: 9, FirstRef: "test", Refused: 2, At: 3, Actor: "y"}, {Instance: "a", ID: 2, State: dispatch.Approved}, {Instance: "c", ID: 1, State: dispatch.Rejected}}
 	keys := []hub.Key{{Hash: id(7), Name: "k", Prefix: "12345678", Scopes: []string{"jobs"}, Pools: []string{"*"}, Max: wire.Envelope{CPUs: 2}, Created: 1, Actor: "z", Expires: 9, Client: &dispatch.ClientHello{Program: "p"}}, {Hash: id(8), Name: "gone"}}
-	apply(t, s, batch(hub.JobBatch{Relays: []*hub.Relay{r, bare}, Servers: servers, Projects: projects, Keys: keys, Settings: map[string]string{"history": "7"}}))
-	apply(t, s, batch(hub.JobBatch{DropRelays: []hub.Revoked{{Node: id(2), Key: key(2), At: 8}}, DropServers: []string{"https://b"}, DropProjects: []hub.ProjectKey{{Instance: "a", ID: 2}}, DropInstance: []string{"c"}, DropKeys: []string{id(8)}}))
+	rule := hub.EgressRule{Name: "r", Subject: "*", Mode: "enforce", Run: policy.Lists{Names: []string{}, IPs: []policy.IPRule{}}, Version: 1}
+	apply(t, s, batch(hub.JobBatch{Relays: []*hub.Relay{r, bare}, Servers: servers, Projects: projects, Keys: keys, Settings: map[string]string{"history": "7"}, Rules: []hub.EgressRule{rule, {Name: "gone"}}}))
+	apply(t, s, batch(hub.JobBatch{DropRelays: []hub.Revoked{{Node: id(2), Key: key(2), At: 8}}, DropServers: []string{"https://b"}, DropProjects: []hub.ProjectKey{{Instance: "a", ID: 2}}, DropInstance: []string{"c"}, DropKeys: []string{id(8)}, DropRules: []string{"gone"}}))
 	for _, get := range []func() hub.Store{func() hub.Store { return s }, reopen} {
 		l := load(t, get())
-		want := hub.LoadedJobs{Relays: []*hub.Relay{r}, Dropped: []hub.Revoked{{Node: id(2), Key: key(2), At: 8}}, Servers: servers[:1], Projects: projects[:1], Keys: keys[:1], Settings: map[string]string{"history": "7"}}
+		want := hub.LoadedJobs{Relays: []*hub.Relay{r}, Dropped: []hub.Revoked{{Node: id(2), Key: key(2), At: 8}}, Servers: servers[:1], Projects: projects[:1], Keys: keys[:1], Settings: map[string]string{"history": "7"}, Rules: []hub.EgressRule{rule}}
 		if !reflect.DeepEqual(l.LoadedJobs, want) {
 			t.Errorf("loaded\n%+v\nwant\n%+v", l.LoadedJobs, want)
 		}
@@ -73,9 +75,18 @@ func suiteJobs(t *testing.T, s hub.Store, reopen func() hub.Store) {
 			t.Errorf("a job that is not: %+v, %v", got, err)
 		}
 	}
+	for _, e := range []hub.JobEgress{{N: 1, Revision: 2, Data: []byte("two")}, {N: 1, Revision: 1, Data: []byte("one")}} {
+		apply(t, s, batch(hub.JobBatch{Egress: []hub.JobEgress{e}}))
+	}
+	if e, err := s.Egress(t.Context(), 1); err != nil || e == nil || e.Revision != 2 || string(e.Data) != "two" {
+		t.Errorf("egress %+v, %v", e, err)
+	}
 	apply(t, s, batch(hub.JobBatch{DropJobs: []int64{1}}))
 	if got, _ := s.Job(t.Context(), a.ID); got != nil {
 		t.Errorf("a dropped job is %+v", got)
+	}
+	if e, err := s.Egress(t.Context(), 1); err != nil || e != nil {
+		t.Errorf("the egress of a dropped job is %+v, %v", e, err)
 	}
 }
 
@@ -90,6 +101,7 @@ func suiteQueries(t *testing.T, s hub.Store, _ func() hub.Store) {
 			j.Result = &wire.JobResult{Artifacts: []wire.ArtifactResult{}}
 		case n == 7: // letters of two bytes
 			j.Path = "größe/web"
+			j.Result.Events = []wire.JobEvent{{Kind: "oom_kill", Count: 1}}
 		case n == 6:
 			j.Path, j.Ref, j.Instance, j.Placement.Pool, j.Owner = "acme/web/sub", "v1", "other", "gpu", id(901)
 		}
@@ -114,6 +126,7 @@ func suiteQueries(t *testing.T, s hub.Store, _ func() hub.Store) {
 		{hub.JobQuery{ID: id(7)[:31]}, "[9 8 7 6 5 4 3 2 1]"},
 		{hub.JobQuery{ID: id(7)}, "[7]"},
 		{hub.JobQuery{Pool: "none"}, "[]"},
+		{hub.JobQuery{Events: true}, "[7]"},
 	} {
 		if tc.q.Limit == 0 {
 			tc.q.Limit = 100
