@@ -322,6 +322,18 @@ func (d *DB) Request(ctx context.Context, owner, id string) (q *hub.Request, err
 	return q, err
 }
 
+// Requests is hub.Store's.
+func (d *DB) Requests(ctx context.Context, each func(owner, id string)) error {
+	return d.query(ctx, func(r *sql.Rows) error {
+		var owner, id string
+		err := r.Scan(&owner, &id)
+		if err == nil {
+			each(owner, id)
+		}
+		return err
+	}, "SELECT owner, id FROM requests")
+}
+
 // Spec is hub.Store's.
 func (d *DB) Spec(ctx context.Context, n int64) (s *hub.Spec, dict []byte, err error) {
 	err = d.query(ctx, func(r *sql.Rows) error {

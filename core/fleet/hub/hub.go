@@ -265,7 +265,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}})
 	h.jobs.clean()
 	indexed := make(chan struct{})
-	go func() { defer close(indexed); h.jobs.index.load(ctx, h) }()
+	go func() { defer close(indexed); h.jobs.asked.load(ctx, h); h.jobs.index.load(ctx, h) }()
 	defer func() { <-indexed }()
 	watched := make(chan struct{})
 	go func() { defer close(watched); h.watch(ctx) }()

@@ -87,9 +87,12 @@ type placer struct {
 	fits   map[string]*fitsAt
 	watch  map[string]chan struct{} // by what is waited for
 	flight map[string]chan struct{} // creates under way
+	orders map[string]*order        // by placement
+	log    []*spot                  // what changed since orders looked; see changed
 
 	kept  kept
 	index index
+	asked asked
 }
 
 // fitsAt is a placement's last count.
@@ -108,6 +111,7 @@ type claim struct {
 
 // spot is a node as placement sees it.
 type spot struct {
+	p    *placer
 	id   string
 	sess *Session // nil = away
 	held bool     // said what it holds, in this session
@@ -167,7 +171,7 @@ func newPlacer(h *Hub, l *LoadedJobs) (*placer, error) {
 	o := h.o.Jobs
 	o.fill()
 	p := &placer{h: h, o: o, out: o.Outputs, jobs: map[string]*Job{}, live: map[string]*liveJob{}, lastN: l.LastJob, spots: map[string]*spot{}, res: map[string]*reservation{},
-		gone: map[string]string{}, rev: uint64(time.Now().UnixMilli()), moved: make(chan struct{}), fits: map[string]*fitsAt{}, watch: map[string]chan struct{}{}, flight: map[string]chan struct{}{}}
+		gone: map[string]string{}, rev: uint64(time.Now().UnixMilli()), moved: make(chan struct{}), fits: map[string]*fitsAt{}, watch: map[string]chan struct{}{}, flight: map[string]chan struct{}{}, orders: map[string]*order{}}
 	if err := p.kept.load(l); err != nil {
 		return nil, err
 	}
@@ -196,7 +200,7 @@ func newPlacer(h *Hub, l *LoadedJobs) (*placer, error) {
 func (p *placer) spot(node string) *spot {
 	s := p.spots[node]
 	if s == nil {
-		s = &spot{id: node, down: time.Now(), images: map[string]time.Time{}, res: map[string]*reservation{}, work: map[string]*liveJob{}, foreign: map[string]bool{}}
+		s = &spot{p: p, id: node, down: time.Now(), images: map[string]time.Time{}, res: map[string]*reservation{}, work: map[string]*liveJob{}, foreign: map[string]bool{}}
 		p.spots[node] = s
 	}
 	return s
@@ -225,6 +229,7 @@ func (p *placer) refresh(node string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.spot(node)
+	defer p.changed(s)
 	if n == nil { // removed: its jobs are ended by everySecondTx
 		s.ok = false
 		p.bump()
@@ -290,6 +295,7 @@ func (p *placer) attach(sess *Session) {
 	}
 	s := p.spot(sess.node)
 	s.sess, s.held, s.beats, s.mem, s.disk, s.hasDisk, s.hasLoad = sess, false, s.beats+1, 0, 0, false, false
+	p.changed(s)
 }
 
 // detach ends a node's session, and with it its reservations.
@@ -304,6 +310,7 @@ func (p *placer) detach(sess *Session) {
 	for _, r := range s.res {
 		p.drop(r)
 	}
+	p.changed(s)
 	p.bump()
 }
 
@@ -352,6 +359,7 @@ func (p *placer) beat(node string, m *wire.Heartbeat) {
 
 // sum adds up what the node was asked for.
 func (s *spot) sum() {
+	defer s.p.changed(s)
 	s.placed, s.vcpus, s.askMem, s.askDisk = len(s.res)+len(s.work)+len(s.foreign), 0, 0, 0
 	add := func(c *claim) {
 		s.vcpus += c.env.CPUs
@@ -407,27 +415,6 @@ func (s *spot) load(room int) float64 {
 		l = max(l, s.load1/cpus)
 	}
 	return l
-}
-
-// pick is the node that comes first for a placement, nil for none. p.mu is held.
-func (p *placer) pick(pl *dispatch.Placement, not func(*spot) bool) *spot {
-	var best *spot
-	var bestLoad float64
-	bestRoom := 0
-	for _, s := range p.spots {
-		if !s.takes(pl) || not(s) {
-			continue
-		}
-		room := s.room(&pl.Envelope)
-		if room == 0 {
-			continue
-		}
-		load := s.load(room)
-		if best == nil || cmp.Or(cmp.Compare(load, bestLoad), cmp.Compare(bestRoom, room), strings.Compare(s.id, best.id)) < 0 {
-			best, bestLoad, bestRoom = s, load, room
-		}
-	}
-	return best
 }
 
 // fitsNow counts a placement's envelopes. p.mu is held.

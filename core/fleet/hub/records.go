@@ -36,6 +36,8 @@ type JobStore interface {
 	// Request returns what a create with an owner's request_id was answered, nil
 	// for one that was not made within dispatch.IdempotentSecs.
 	Request(ctx context.Context, owner, id string) (*Request, error)
+	// Requests tells the owner and request_id of every request that is stored.
+	Requests(ctx context.Context, each func(owner, id string)) error
 	// Spec returns a job's redacted spec as it was stored, nil for none, and the
 	// dictionary that it was compressed with.
 	Spec(ctx context.Context, n int64) (*Spec, []byte, error)

@@ -119,7 +119,7 @@ func (h *Hub) Reserve(ctx context.Context, o Owner, q *dispatch.ReservationReque
 		return nil, e
 	}
 	defer done()
-	old, err := h.store.Request(ctx, o.ID, q.RequestID)
+	old, err := h.request(ctx, o.ID, q.RequestID)
 	switch {
 	case err != nil:
 		return nil, denied(err)
@@ -155,6 +155,7 @@ func (h *Hub) Reserve(ctx context.Context, o Owner, q *dispatch.ReservationReque
 func (t *tx) request(r Request) {
 	t.touched++
 	t.b.Requests = append(t.b.Requests, r)
+	t.h.jobs.asked.add(r.Owner, r.ID)
 	t.b.Durable = true
 }
 

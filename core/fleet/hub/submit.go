@@ -110,7 +110,7 @@ func (h *Hub) Submit(ctx context.Context, o Owner, q *dispatch.JobSubmission, bo
 
 // answered looks whether a request_id was answered before.
 func (h *Hub) answered(ctx context.Context, o Owner, id, body string) (*dispatch.JobView, *dispatch.Error, bool) {
-	old, err := h.store.Request(ctx, o.ID, id)
+	old, err := h.request(ctx, o.ID, id)
 	switch {
 	case err != nil:
 		return nil, denied(err), true

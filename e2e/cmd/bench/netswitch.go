@@ -23,19 +23,28 @@ import (
 // switchSubnet is fixed, so that a list can name the gateway.
 var switchSubnet = netip.MustParsePrefix("10.98.0.0/24")
 
+// profile writes what the processor does to a file, until stop is called.
+func profile(path string) (stop func(), err error) {
+	f, err := os.Create(path)
+	if err != nil {
+		return nil, fmt.Errorf("profiling: %w", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, fmt.Errorf("profiling: %w", err)
+	}
+	return func() { pprof.StopCPUProfile(); f.Close() }, nil
+}
+
 // runSwitch is the process of a switch with one port. It sends the guest's end
 // and what the guest's interface is to be set to over descriptor 3, and ends
 // when that closes or when it is told to.
 func runSwitch(ctx context.Context, arg string) error {
 	if path := os.Getenv("VIRTKIT_BENCH_PROFILE"); path != "" {
-		f, err := os.Create(fmt.Sprintf("%s.%d", path, os.Getpid()))
+		stop, err := profile(fmt.Sprintf("%s.%d", path, os.Getpid()))
 		if err != nil {
-			return fmt.Errorf("profiling: %w", err)
+			return err
 		}
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return fmt.Errorf("profiling: %w", err)
-		}
-		defer pprof.StopCPUProfile()
+		defer stop()
 	}
 	var c switchConfig
 	if err := json.Unmarshal([]byte(arg), &c); err != nil {

@@ -116,6 +116,13 @@ func (b *bench) place(ctx context.Context, count int, long time.Duration) (rate,
 	var mu sync.Mutex
 	var took []time.Duration
 	var first error
+	if path := os.Getenv("VIRTKIT_BENCH_PROFILE"); path != "" {
+		stopProfile, err := profile(fmt.Sprintf("%s.placing-%d", path, count))
+		if err != nil {
+			return 0, 0, err
+		}
+		defer stopProfile()
+	}
 	began := time.Now()
 	var work sync.WaitGroup
 	for range placers {

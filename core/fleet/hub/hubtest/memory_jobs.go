@@ -228,6 +228,16 @@ func (m *Memory) Request(_ context.Context, owner, id string) (*hub.Request, err
 	return &r, nil
 }
 
+// Requests is hub.Store's.
+func (m *Memory) Requests(_ context.Context, each func(owner, id string)) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.requests {
+		each(r.Owner, r.ID)
+	}
+	return nil
+}
+
 // Spec is hub.Store's.
 func (m *Memory) Spec(_ context.Context, n int64) (*hub.Spec, []byte, error) {
 	m.mu.Lock()
