@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
@@ -135,7 +134,7 @@ type placedHost struct {
 	h  *wire.Host
 	id func() (string, error) // the name of the job's guest
 
-	egressAt time.Time // when what Egress read last was written
+	egress os.FileInfo // of what Egress read last
 }
 
 var _ cijob.Host = (*placedHost)(nil)
@@ -213,7 +212,7 @@ func (p *placedHost) Egress(ctx context.Context, now bool) (*policy.Report, bool
 	if err != nil {
 		return nil, false // no guest so far, or one that nobody holds to anything
 	}
-	if !now && fi.ModTime().Equal(p.egressAt) {
+	if !now && p.egress != nil && os.SameFile(fi, p.egress) && fi.ModTime().Equal(p.egress.ModTime()) {
 		return nil, true
 	}
 	var rec supervise.EgressRecord
@@ -226,7 +225,7 @@ func (p *placedHost) Egress(ctx context.Context, now bool) (*policy.Report, bool
 	if err != nil {
 		return nil, false
 	}
-	p.egressAt = fi.ModTime()
+	p.egress = fi
 	r := egressReportOf(rec, live)
 	return &r, false
 }

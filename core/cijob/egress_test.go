@@ -12,6 +12,7 @@ import (
 	"virtkit/core/cijob"
 	"virtkit/core/execdrv"
 	"virtkit/core/fleet/job"
+	"virtkit/core/fleet/jobdir"
 	"virtkit/core/policy"
 )
 
@@ -60,7 +61,7 @@ func TestEgressIsToldWhileTheJobRuns(t *testing.T) {
 	f.host = host
 	wait := func(want int) {
 		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			b, _, _, err := f.dir.Egress(time.Time{})
+			b, _, _, err := f.dir.Egress(jobdir.Stamp{})
 			if err == nil && len(b) > 0 && len(reportOf(t, b).Blocked) == want {
 				return
 			}
@@ -86,7 +87,7 @@ func TestEgressIsToldWhileTheJobRuns(t *testing.T) {
 	if len(r.Blocked) != 2 || r.Blocked[1].Destination.Domain != "two.example" || r.Blocked[1].Layer != policy.LayerHub {
 		t.Errorf("%+v", r)
 	}
-	b, _, fresh, err := f.dir.Egress(time.Time{})
+	b, _, fresh, err := f.dir.Egress(jobdir.Stamp{})
 	if last := reportOf(t, b); err != nil || !fresh || last.Revision == 0 || last.Revision >= r.Revision {
 		t.Errorf("revision %d while it ran, %d with the result; %v", last.Revision, r.Revision, err)
 	}

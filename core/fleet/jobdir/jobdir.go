@@ -36,11 +36,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"virtkit/core/fleet/job"
@@ -318,19 +320,38 @@ func (d *Dir) Stage() (s Stage, err error) {
 // WriteEgress keeps a report of the job's egress, in place of the one before.
 func (d *Dir) WriteEgress(report []byte) error { return d.replace(egressFile, report) }
 
+// Stamp tells one report from the next. A file's time alone does not: two may
+// be written within one tick of it.
+type Stamp struct {
+	inode uint64
+	at    int64
+}
+
 // Egress is the newest report, nil for none. since is what it returned the last
 // time: one that has not been replaced since is not read again, and fresh is
 // false.
-func (d *Dir) Egress(since time.Time) (report []byte, at time.Time, fresh bool, err error) {
-	fi, err := os.Stat(d.file(egressFile))
+func (d *Dir) Egress(since Stamp) (report []byte, now Stamp, fresh bool, err error) {
+	f, err := os.Open(d.file(egressFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, since, false, nil
 	}
-	if err != nil || fi.ModTime().Equal(since) {
+	if err != nil {
 		return nil, since, false, err
 	}
-	report, err = os.ReadFile(d.file(egressFile))
-	return report, fi.ModTime(), err == nil, err
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, since, false, err
+	}
+	now.at = fi.ModTime().UnixNano()
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		now.inode = st.Ino
+	}
+	if now == since {
+		return nil, since, false, nil
+	}
+	report, err = io.ReadAll(f)
+	return report, now, err == nil, err
 }
 
 // replace is fsx.WriteFile without the syncs.

@@ -141,10 +141,10 @@ type placed struct {
 
 	length int64 // of the output on disk
 	stage  jobdir.Stage
-	egress []byte      // the newest report of the driver's
-	told   time.Time   // when the driver wrote it
-	result *job.Result // nil: it runs
-	acked  int64       // stored by the hub
+	egress []byte       // the newest report of the driver's
+	told   jobdir.Stamp // of it
+	result *job.Result  // nil: it runs
+	acked  int64        // stored by the hub
 }
 
 // New makes the jobs of a node from its journal.

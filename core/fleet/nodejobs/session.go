@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/node"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
@@ -22,9 +23,9 @@ type Session struct {
 	ready map[string]bool // jobs whose output may be sent: the hub's offset is known
 	sent  map[string]int64
 	told  map[string]wire.StateOfJob
-	at    map[string]time.Time // when a result was sent last
-	seen  map[string]time.Time // the egress report that was sent last, by placed.told
-	turn  string               // the job whose output was sent last
+	at    map[string]time.Time    // when a result was sent last
+	seen  map[string]jobdir.Stamp // the egress report that was sent last, by placed.told
+	turn  string                  // the job whose output was sent last
 	buf   []byte
 }
 
@@ -34,7 +35,7 @@ var _ node.JobSession = (*Session)(nil)
 func (j *Jobs) Open() node.JobSession {
 	s := &Session{
 		j: j, token: make(chan struct{}, 1), buf: make([]byte, wire.MaxOutput),
-		ready: map[string]bool{}, sent: map[string]int64{}, told: map[string]wire.StateOfJob{}, at: map[string]time.Time{}, seen: map[string]time.Time{},
+		ready: map[string]bool{}, sent: map[string]int64{}, told: map[string]wire.StateOfJob{}, at: map[string]time.Time{}, seen: map[string]jobdir.Stamp{},
 	}
 	j.mu.Lock()
 	j.session = s
@@ -151,7 +152,7 @@ func (s *Session) of(p *placed) wire.Message {
 	if !s.ready[p.id] {
 		return nil
 	}
-	if p.result == nil && len(p.egress) > 0 && !s.seen[p.id].Equal(p.told) {
+	if p.result == nil && len(p.egress) > 0 && s.seen[p.id] != p.told {
 		s.seen[p.id] = p.told
 		return &wire.EgressReport{Job: p.id, Report: p.egress}
 	}
