@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"bytes"
 	"cmp"
 	"slices"
 )
@@ -14,6 +15,7 @@ type automaton struct {
 	class  [256]uint8 // bytes that no pattern tells apart share a class
 	nclass int
 	starts [256]bool // bytes that begin a pattern
+	few    []byte    // these, when there are at most maxFew
 	rows   []int32   // full rows of the states below full
 	full   int32
 	nodes  []node
@@ -52,6 +54,14 @@ func newAutomaton(patterns [][]byte) *automaton {
 	a := &automaton{nodes: make([]node, 1)}
 	for _, p := range patterns {
 		a.insert(p)
+	}
+	for b, is := range a.starts {
+		if is {
+			a.few = append(a.few, byte(b))
+		}
+	}
+	if len(a.few) > maxFew {
+		a.few = nil
 	}
 	a.classify()
 	a.link()
@@ -176,6 +186,43 @@ func (a *automaton) fill() {
 			row[a.class[e.b]] = e.to
 		}
 	}
+}
+
+// maxFew is for how many bytes a text is searched one by one, which is faster
+// than a look at each of its bytes.
+const maxFew = 4
+
+// seeker finds where in a text a pattern may begin.
+type seeker struct {
+	a    *automaton
+	p    []byte
+	seen [maxFew]int // where few's bytes are next; below what is asked for = not known
+}
+
+func (a *automaton) seek(p []byte) seeker {
+	return seeker{a: a, p: p, seen: [maxFew]int{-1, -1, -1, -1}}
+}
+
+// from is the first place from i on, the text's end when there is none.
+func (k *seeker) from(i int) int {
+	if k.a.few == nil {
+		for i < len(k.p) && !k.a.starts[k.p[i]] {
+			i++
+		}
+		return i
+	}
+	at := len(k.p)
+	for n, b := range k.a.few {
+		if k.seen[n] < i {
+			if j := bytes.IndexByte(k.p[i:], b); j >= 0 {
+				k.seen[n] = i + j
+			} else {
+				k.seen[n] = len(k.p)
+			}
+		}
+		at = min(at, k.seen[n])
+	}
+	return at
 }
 
 // step is the state after one more byte.

@@ -81,9 +81,18 @@ func (s *params) close() {
 
 // indexSeparator is where a parameter may begin, or -1.
 func indexSeparator(p []byte) int {
-	for i, b := range p {
-		if b == '?' || b == '&' {
-			return i
+	const window = 256 // what is searched twice is bounded
+	for at := 0; at < len(p); at += window {
+		w := p[at:min(at+window, len(p))]
+		i := bytes.IndexByte(w, '?')
+		if i >= 0 {
+			w = w[:i]
+		}
+		if j := bytes.IndexByte(w, '&'); j >= 0 {
+			i = j
+		}
+		if i >= 0 {
+			return at + i
 		}
 	}
 	return -1

@@ -42,12 +42,10 @@ func (m match) overlaps(o match) bool { return m.from < o.to && o.from < m.to }
 func (p *phrases) put(text []byte, _ bool) {
 	start := p.base + int64(len(p.held)) // offset of text[0]
 	a, s := p.a, p.s
+	k := a.seek(text)
 	for i := 0; i < len(text); {
 		if s == 0 && len(p.found) == 0 {
-			for i < len(text) && !a.starts[text[i]] {
-				i++
-			}
-			if i == len(text) {
+			if i = k.from(i); i == len(text) {
 				break
 			}
 		}

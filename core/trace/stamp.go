@@ -10,18 +10,20 @@ import (
 //	2026-11-29T16:11:26.516857Z 01O text
 //	2026-11-29T16:11:26.516857Z 01O+more of the same line
 //
-// A line is stamped when its first byte comes. A write that has a carriage
+// A line is stamped when its first byte comes; lines that come together have
+// one time. A write that has a carriage
 // return and no newline after it (a progress bar, a section's marker) ends a
 // line of the trace, and so does more than stampLimit without a newline; the
 // next one then continues it.
 type stamps struct {
 	out   func([]byte)
 	clock func() time.Time
-	head  []byte // the part that does not change, its last byte the mark
-	line  []byte // begun and not ended, with its stamp
-	buf   []byte // of one put
-	sec   int64  // of the time in text
-	text  [20]byte
+	head  []byte    // the part that does not change, its last byte the mark
+	line  []byte    // begun and not ended, with its stamp
+	buf   []byte    // of one put
+	now   time.Time // of this put, once it was asked for
+	sec   int64     // of the time in text
+	text  [26]byte
 }
 
 // stampLimit is how many bytes of a line, its stamp included, wait for its end.
@@ -34,6 +36,7 @@ func newStamps(id uint8, kind Kind, clock func() time.Time, out func([]byte)) *s
 
 func (s *stamps) put(p []byte, _ bool) {
 	s.buf = s.buf[:0]
+	s.now = time.Time{} // the lines of one put came together
 	for {
 		i := bytes.IndexByte(p, '\n')
 		if i < 0 {
@@ -79,16 +82,18 @@ func (s *stamps) part(p []byte) {
 }
 
 func (s *stamps) stamp(to []byte) []byte {
-	now := s.clock().UTC()
-	if sec := now.Unix(); sec != s.sec {
-		s.sec = sec
-		now.AppendFormat(s.text[:0], "2006-01-02T15:04:05.")
+	if s.now.IsZero() {
+		s.now = s.clock().UTC()
+		if sec := s.now.Unix(); sec != s.sec {
+			s.sec = sec
+			s.now.AppendFormat(s.text[:0], "2006-01-02T15:04:05.")
+		}
+		micro := s.now.Nanosecond() / 1000
+		for i, div := len(s.text)-6, 100000; div > 0; i, div = i+1, div/10 {
+			s.text[i] = byte('0' + micro/div%10)
+		}
 	}
 	to = append(to, s.text[:]...)
-	micro := now.Nanosecond() / 1000
-	for div := 100000; div > 0; div /= 10 {
-		to = append(to, byte('0'+micro/div%10))
-	}
 	to = append(to, s.head...)
 	s.head[len(s.head)-1] = ' '
 	return to

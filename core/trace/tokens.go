@@ -35,6 +35,7 @@ func (t *tokens) put(p []byte, mark bool) {
 		return
 	}
 	a, s, from := t.a, t.s, 0
+	k := a.seek(p)
 	for i := 0; i < len(p); {
 		if t.after {
 			for i < len(p) && ofToken[p[i]] {
@@ -48,10 +49,7 @@ func (t *tokens) put(p []byte, mark bool) {
 			t.endToken()
 		}
 		if s == 0 {
-			for i < len(p) && !a.starts[p[i]] {
-				i++
-			}
-			if i == len(p) {
+			if i = k.from(i); i == len(p) {
 				break
 			}
 		}

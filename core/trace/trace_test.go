@@ -273,15 +273,15 @@ func (c *ticks) now() time.Time {
 }
 
 func TestStamps(t *testing.T) {
-	for _, c := range []struct{ in, want string }{ // | ends a write, N: is a stamp
+	for _, c := range []struct{ in, want string }{ // | ends a write, whose lines share a stamp; N: is one
 		{"a line\n", "1: a line\n"},
 		{"a |line| in pieces\nnext\n", "1: a line in pieces\n2: next\n"},
-		{"one\ntwo\n\nfour", "1: one\n2: two\n3: \n4: four\n"},
+		{"one\ntwo\n\nfour", "1: one\n1: two\n1: \n1: four\n"},
 		{"10%\r|20%\r|done\r\n|next\n", "1: 10%\r\n2:+20%\r\n3:+done\r\n4: next\n"},
 		{"dos\r\n|dos\r\n", "1: dos\r\n2: dos\r\n"},
 		{"section_start:1:a\r\x1b[0K|heading\n|text\n", "1: section_start:1:a\r\x1b[0K\n2:+heading\n3: text\n"},
 		{"text |section_end:1:a\r\x1b[0K|more", "1: text section_end:1:a\r\x1b[0K\n2:+more\n"},
-		{"a\nb\rc|d\n", "1: a\n2: b\rc\n3:+d\n"},
+		{"a\nb\rc|d\n", "1: a\n1: b\rc\n2:+d\n"},
 		{"", ""},
 		{strings.Repeat("x", 8000) + "|" + strings.Repeat("y", 200) + "|z\n", "1: " + strings.Repeat("x", 8000) + strings.Repeat("y", 200) + "\n2:+z\n"},
 		{strings.Repeat("x", 8192) + "|z\n", "1: " + strings.Repeat("x", 8192) + "z\n"},

@@ -66,6 +66,7 @@ var areas = []area{
 	{"net-dns", beside((*bench).netDNS)},
 	{"net-policy", beside((*bench).netPolicy)},
 	{"net-guest", beside((*bench).netGuest)},
+	{"trace", (*bench).traceArea},
 	{"hub", (*bench).hub},
 	{"placing", (*bench).placing},
 	{"placing-history", (*bench).jobHistory},
