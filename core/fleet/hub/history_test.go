@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
@@ -29,6 +30,7 @@ func TestIndex(t *testing.T) {
 			return nil, success()
 		}
 		f.connect(n)
+		start := time.Now().Unix()
 		same := func(when string) {
 			t.Helper()
 			synctest.Wait()
@@ -37,7 +39,7 @@ func TestIndex(t *testing.T) {
 			}
 			for _, q := range []hub.JobQuery{
 				{}, {Limit: 3}, {Before: 6}, {State: dispatch.Finished}, {State: dispatch.Running}, {Failure: "script"}, {Failure: "success", Limit: 2}, {Project: "acme/web"}, {Project: "acme/**"},
-				{Project: "acme/web/**"}, {Project: "acme"}, {Name: "job 2"}, {Ref: "main", Node: n.ID, Pool: "ci", Instance: "gl", Owner: f.relay.ID}, {Ref: "none"}, {Since: 1}, {Since: 1 << 31},
+				{Project: "acme/web/**"}, {Project: "acme"}, {Name: "job 2"}, {Ref: "main", Node: n.ID, Pool: "ci", Instance: "gl", Owner: f.relay.ID}, {Ref: "none"}, {Since: 1}, {Since: start}, {Since: start + 1}, {Since: 1 << 31},
 			} {
 				if q.Limit == 0 {
 					q.Limit = 100
