@@ -116,7 +116,7 @@ func (g *bare) command(ctx context.Context, words string, devices ...string) *ex
 // prepareCat compiles the bare guest of streamOut; the function it returns
 // runs it once and gives MB/s.
 func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64, error), error) {
-	g, err := b.prepareBare(ctx, "cat", catSource, streamMiB<<20)
+	g, err := b.prepareBare(ctx, "cat", catSource, (warmMiB+streamMiB)<<20)
 	if err != nil {
 		return nil, err
 	}
@@ -137,7 +137,7 @@ func (b *bench) prepareCat(ctx context.Context) (func(context.Context) (float64,
 			return 0, err
 		}
 		guest.Close()
-		var m meter
+		m := meter{skip: warmMiB << 20}
 		_, err = io.CopyBuffer(struct{ io.Writer }{&m}, struct{ io.Reader }{host}, make([]byte, 256<<10))
 		werr := cmd.Wait()
 		if err != nil || werr != nil || m.n != streamMiB<<20 {
