@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -20,6 +21,7 @@ import (
 	"virtkit/core/fleet/nodejobs"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
+	"virtkit/core/policy"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/host"
 	"virtkit/e2e/memreg"
@@ -31,23 +33,26 @@ const placedTime = 15 * time.Minute
 
 // placed is a node's jobs with a hub that the test plays.
 type placed struct {
-	t       *testing.T
-	h       *host.Host
-	jobs    *nodejobs.Jobs
-	journal *jobdir.Store
-	s       node.JobSession
-	gitlab  *gitlabtest.Server
-	url     string
-	image   string
+	t        *testing.T
+	h        *host.Host
+	jobs     *nodejobs.Jobs
+	journal  *jobdir.Store
+	s        node.JobSession
+	gitlab   *gitlabtest.Server
+	url      string
+	image    string
+	registry string
+	layer    string // of the hub's egress rules, for the jobs to be started; "" = none
 }
 
 func newPlaced(t *testing.T) *placed {
 	guests(t)
-	h, err := host.New(root, filepath.Join(world.dir, "placed-"+t.Name()), config+"\n[registry]\nrepo = \""+memreg.Start(t).Addr+"/team\"\n")
+	reg := memreg.Start(t).Addr
+	h, err := host.New(root, filepath.Join(world.dir, "placed-"+t.Name()), config+"\n[registry]\nrepo = \""+reg+"/team\"\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &placed{t: t, h: h, gitlab: gitlabtest.New(), image: busybox(t, h)}
+	p := &placed{t: t, h: h, registry: reg, gitlab: gitlabtest.New(), image: busybox(t, h)}
 	srv := httptest.NewServer(p.gitlab)
 	t.Cleanup(srv.Close)
 	p.url = srv.URL
@@ -110,7 +115,7 @@ func (p *placed) start(j *job.CiJob) string {
 	if a := p.s.Handle(p.t.Context(), &wire.Offer{Reservation: res, Envelope: env, LeaseSecs: 60}).(*wire.OfferReply).Reply; a.State != "accepted" {
 		p.t.Fatalf("%+v", a)
 	}
-	if st := p.s.Handle(p.t.Context(), &wire.Start{Job: id, Reservation: res, Envelope: env, Spec: b}).(*wire.JobState).State; st.State != "accepted" {
+	if st := p.s.Handle(p.t.Context(), &wire.Start{Job: id, Reservation: res, Envelope: env, Spec: b, Layer: []byte(p.layer)}).(*wire.JobState).State; st.State != "accepted" {
 		p.t.Fatalf("%+v", st)
 	}
 	return id
@@ -208,6 +213,40 @@ func TestPlacedJobs(t *testing.T) {
 	}
 	if !strings.Contains(out, "Successfully extracted cache") || !strings.Contains(out, "Downloading artifacts from coordinator... ok") {
 		t.Errorf("the trace:\n%s", out)
+	}
+	p.over()
+}
+
+// TestPlacedUnderRules: a hub's rules hold a placed job, and its report says
+// so; an image that is not there is told apart from the host's failures.
+func TestPlacedUnderRules(t *testing.T) {
+	p := newPlaced(t)
+	p.layer = `{"rules":["wab"],"run":{"names":["allowed.example"],"ips":[]},"build":{}}`
+	id := p.start(p.spec(110, "/bin/busybox nslookup refused.example || true"))
+	out, res := p.follow(id, nil)
+	if res.Failure != "" {
+		t.Fatalf("%+v\n%s\n%s", res, out, p.log(id))
+	}
+	if !strings.Contains(out, "virtkit: egress under the hub's rules: wab") {
+		t.Errorf("the trace does not name the rules:\n%s", out)
+	}
+	var r policy.Report
+	if err := json.Unmarshal(res.Egress, &r); err != nil {
+		t.Fatalf("%q: %v", res.Egress, err)
+	}
+	refused := false
+	for _, e := range r.Blocked {
+		refused = refused || e.Destination.Domain == "refused.example" && e.Layer == policy.LayerHub && e.Protocol == policy.DNS && strings.HasPrefix(e.Stage, "step_")
+	}
+	if !refused || len(r.Rules) != 1 || r.Run == nil || r.Run.Coverage != policy.Complete {
+		t.Errorf("the report is %s\n%s", res.Egress, out)
+	}
+	p.layer = ""
+	missing := p.spec(111, "true")
+	missing.Variables[0].Value = p.registry + "/team/none:1"
+	id = p.start(missing)
+	if out, res = p.follow(id, nil); res.Failure != string(job.ImagePull) {
+		t.Errorf("%+v\n%s\n%s", res, out, p.log(id))
 	}
 	p.over()
 }
