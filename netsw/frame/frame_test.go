@@ -76,6 +76,47 @@ func TestUnreachableQuotes(t *testing.T) {
 	}
 }
 
+func TestMAC(t *testing.T) {
+	if got := (frame.MAC{0x02, 0x1a, 0xb0, 3, 0xff, 5}).String(); got != "02:1a:b0:03:ff:05" {
+		t.Errorf("String() = %s", got)
+	}
+	for m, want := range map[frame.MAC]bool{frame.Broadcast: true, {1, 0, 0x5e}: true, {0x33, 0x33}: true, macA: false, {0xfe, 0xff, 0xff}: false} {
+		if m.Multicast() != want {
+			t.Errorf("%s: Multicast() = %v", m, !want)
+		}
+	}
+}
+
+// The numbers of a header, written out by hand (RFC 791, 3.1; RFC 792).
+func TestNumbers(t *testing.T) {
+	head := []byte{0x45, 0, 0, 28, 0x12, 0x34, 0x20, 0x03, 7, frame.ProtoICMP, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2}
+	p, ok := frame.ParseIPv4(append(head, 8, 1, 0, 0, 0xa1, 0xb2, 0xc3, 0xd4))
+	if !ok || p.ID != 0x1234 || !p.More || p.Offset != 24 || p.TTL != 7 || p.Proto != frame.ProtoICMP || !p.Fragment() {
+		t.Fatalf("ParseIPv4 = %+v, %v", p, ok)
+	}
+	m, ok := frame.ParseICMP(append(p.Payload, "data"...))
+	if want := (frame.ICMP{Type: 8, Code: 1, Rest: 0xa1b2c3d4, Payload: []byte("data")}); !ok || !cmp.Equal(m, want) {
+		t.Errorf("ParseICMP = %+v, %v, want %+v", m, ok, want)
+	}
+	// The last fragment of the largest packet there may be, and one byte more.
+	for n, want := range map[int]bool{7: true, 8: false} {
+		b := append([]byte{0x45, 0, 0, byte(20 + n), 0, 0, 0x1f, 0xff, 1, frame.ProtoUDP, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2}, make([]byte, n)...)
+		if p, ok := frame.ParseIPv4(b); ok != want || ok && p.Offset != 65528 {
+			t.Errorf("a last fragment of %d bytes: %+v, %v", n, p, ok)
+		}
+	}
+}
+
+// The pseudo header (RFC 9293, 3.1), against its bytes written out.
+func TestPseudo(t *testing.T) {
+	s, d := frame.IP{10, 21, 32, 43}, frame.IP{192, 168, 254, 7}
+	body := []byte("an odd number of bytes!")
+	whole := append([]byte{10, 21, 32, 43, 192, 168, 254, 7, 0, frame.ProtoTCP, 0, byte(len(body))}, body...)
+	if got, want := frame.Checksum(body, frame.Pseudo(s, d, frame.ProtoTCP, len(body))), frame.Checksum(whole, 0); got != want {
+		t.Errorf("with Pseudo %#x, with its bytes %#x", got, want)
+	}
+}
+
 func TestLies(t *testing.T) {
 	good := frame.AppendUDP(nil, netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:2"), []byte("data"))
 	edit := func(f func(b []byte)) []byte { b := bytes.Clone(good); f(b); return b }
