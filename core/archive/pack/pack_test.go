@@ -162,10 +162,51 @@ func TestZipAsRecorded(t *testing.T) {
 	}
 }
 
+// TestZipNumbers: what other programs read by number: zstd's method (APPNOTE
+// 4.4.5) and times of MS-DOS (4.4.6), which begin with 1980 and end with 2107.
+func TestZipNumbers(t *testing.T) {
+	stamped := func(at time.Time) *bytes.Buffer {
+		var b bytes.Buffer
+		w := tar.NewWriter(&b)
+		text := strings.Repeat("text ", 1000)
+		if err := w.WriteHeader(&tar.Header{Name: "a", Mode: 0o644, ModTime: at, Format: tar.FormatPAX, Typeflag: tar.TypeReg, Size: int64(len(text))}); err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(w, text)
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return &b
+	}
+	for _, c := range []struct {
+		at          time.Time
+		date, clock uint16
+	}{
+		{old, (2024-1980)<<9 | 2<<5 | 3, 4<<11 | 5<<5 | 6/2},
+		{time.Unix(0, 0), 1<<5 | 1, 0},
+		{time.Date(1980, 1, 1, 0, 0, 2, 0, time.UTC), 1<<5 | 1, 1},
+		{time.Date(2199, 12, 31, 23, 59, 58, 0, time.UTC), 127<<9 | 12<<5 | 31, 23<<11 | 59<<5 | 29},
+	} {
+		for format, method := range map[job.Format]uint16{job.Zip: zip.Deflate, job.ZipZstd: 93} {
+			var b bytes.Buffer
+			if _, err := pack.Write(&b, stamped(c.at), format, ""); err != nil {
+				t.Fatal(err)
+			}
+			z, err := zip.NewReader(bytes.NewReader(b.Bytes()), int64(b.Len()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if h := z.File[0].FileHeader; h.Method != method || h.ModifiedDate != c.date || h.ModifiedTime != c.clock {
+				t.Errorf("%s of %s: method %d, date %#x, time %#x; want %d, %#x, %#x", format, c.at, h.Method, h.ModifiedDate, h.ModifiedTime, method, c.date, c.clock)
+			}
+		}
+	}
+}
+
 // TestGzipAndRaw: reports, one member a file; a raw one is a file alone.
 func TestGzipAndRaw(t *testing.T) {
 	var b bytes.Buffer
-	files := []file{{"r/", "", 0o755}, {"r/j1.xml", "<testsuite/>\n", 0o644}, {"r/j2.xml", "<testsuite name=2/>\n", 0o644}}
+	files := []file{{"r/", "", 0o755}, {"r/j1.xml", "<testsuite/>\n", 0o644}, {"r/j\u00ff.xml", "<testsuite name=2/>\n", 0o644}}
 	if n, err := pack.Write(&b, stream(t, files...), job.Gzip, ""); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
