@@ -2,6 +2,7 @@ package cijob_test
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -419,5 +420,21 @@ func TestEnvironment(t *testing.T) {
 	}
 	if strings.Contains(response, f.j.Token) {
 		t.Error("the token is in the response")
+	}
+}
+
+// A credential is hidden in the forms in which a request carries it: a registry
+// that repeats what it was sent is shown in the trace.
+func TestCredentialsAsSent(t *testing.T) {
+	f := newFlow()
+	f.j.RegistryCredentials = []job.RegistryCredential{{URL: "registry.example.com", Username: "user", Password: "pass+word/of=the"}}
+	f.exec.on = func(_ context.Context, name string, c cijob.Call) {
+		if name == "prepare" {
+			fmt.Fprintln(c.Err, "denied: Basic dXNlcjpwYXNzK3dvcmQvb2Y9dGhl, password=pass%2Bword%2Fof%3Dthe&x=1, "+base64.StdEncoding.EncodeToString([]byte("gitlab-ci-token:"+f.j.Token)))
+		}
+	}
+	_, out := f.run(t)
+	if !strings.Contains(out, "denied: Basic [MASKED], password=[MASKED]&x=1, [MASKED]\n") {
+		t.Errorf("the trace:\n%s", out)
 	}
 }

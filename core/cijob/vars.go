@@ -1,7 +1,9 @@
 package cijob
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"net/url"
 	"os"
 	"slices"
 	"strconv"
@@ -135,6 +137,17 @@ func (v variables) masked(j *job.CiJob) []string {
 	for _, x := range v.list {
 		if x.Masked {
 			out = append(out, x.Value)
+		}
+	}
+	// As a request carries them, which a server's answer may repeat.
+	basic := func(user, password string) {
+		out = append(out, base64.StdEncoding.EncodeToString([]byte(user+":"+password)))
+	}
+	basic("gitlab-ci-token", j.Token)
+	for _, c := range j.RegistryCredentials {
+		if c.Password != "" {
+			basic(c.Username, c.Password)
+			out = append(out, url.QueryEscape(c.Password))
 		}
 	}
 	// Under xtrace a shell quotes what it shows: once where it runs it, once
