@@ -48,8 +48,11 @@ type thread struct {
 	schedF, statF, wchanF, ioF kept
 }
 
-// kthread is PF_KTHREAD of the flags in /proc/PID/stat.
-const kthread = 0x00200000
+// Flags in /proc/PID/stat: PF_KTHREAD, PF_EXITING.
+const (
+	kthread = 0x00200000
+	exiting = 0x00000004
+)
 
 func (r *Recorder) processes(s *format.Sample) {
 	var dead []*ended
@@ -236,7 +239,8 @@ func (r *Recorder) look(s *format.Sample, pid int, o *process, ran [3]int64) boo
 	}
 	state := f[0][0]
 	if r.ended[pid] {
-		if state == 'Z' || state == 'X' {
+		// The kernel tells of an end before it is over: for a moment it still runs.
+		if state == 'Z' || state == 'X' || num(f[6])&exiting != 0 {
 			return true
 		}
 		delete(r.ended, pid) // another one of that number

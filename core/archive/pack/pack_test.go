@@ -196,8 +196,11 @@ func TestZipNumbers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if h := z.File[0].FileHeader; h.Method != method || h.ModifiedDate != c.date || h.ModifiedTime != c.clock {
-				t.Errorf("%s of %s: method %d, date %#x, time %#x; want %d, %#x, %#x", format, c.at, h.Method, h.ModifiedDate, h.ModifiedTime, method, c.date, c.clock)
+			h := z.File[0].FileHeader
+			//lint:ignore SA1019 Modified is the extra field's
+			date, clock := h.ModifiedDate, h.ModifiedTime
+			if h.Method != method || date != c.date || clock != c.clock {
+				t.Errorf("%s of %s: method %d, date %#x, time %#x; want %d, %#x, %#x", format, c.at, h.Method, date, clock, method, c.date, c.clock)
 			}
 		}
 	}
