@@ -154,7 +154,8 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// What is said of vk-gitlab is what gitlab-dispatch.txt lists.
+// What is said of vk-gitlab is what gitlab-dispatch.txt lists, and what its
+// executor does beyond: aliases, and options of images.
 func TestOurFeatures(t *testing.T) {
 	b, _ := json.Marshal(Ours())
 	var m map[string]bool
@@ -166,7 +167,7 @@ func TestOurFeatures(t *testing.T) {
 		}
 	}
 	slices.Sort(off)
-	want := "image_executor_opts job_inputs native_steps_integration proxy service_executor_opts service_multiple_aliases session shared terminal vault_secrets"
+	want := "job_inputs native_steps_integration proxy session shared terminal vault_secrets"
 	if got := strings.Join(off, " "); got != want {
 		t.Errorf("not advertised: %s, expected %s", got, want)
 	}

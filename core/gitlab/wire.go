@@ -57,13 +57,17 @@ type Features struct {
 	JobInputs               bool `json:"job_inputs"`
 }
 
-// Ours are the features that vk-gitlab has (gitlab-dispatch.txt, "Features").
+// Ours are the features that vk-gitlab has (gitlab-dispatch.txt, "Features"), and
+// beyond that list what its nodes' executor does: every alias of a service, and
+// docker:platform and docker:user of images. GitLab gives a job that needs what is
+// not said here to no runner.
 func Ours() Features {
 	return Features{
 		Variables: true, Image: true, Services: true, Artifacts: true, Cache: true, FallbackCacheKeys: true,
 		UploadMultipleArtifacts: true, UploadRawArtifacts: true, Refspecs: true, Masking: true, RawVariables: true,
 		ArtifactsExclude: true, MultiBuildSteps: true, TraceReset: true, TraceChecksum: true, TraceSize: true,
 		Cancelable: true, CancelGracefully: true, ReturnExitCode: true, ServiceVariables: true, TwoPhaseCommit: true,
+		ServiceMultipleAliases: true, ImageExecutorOpts: true, ServiceExecutorOpts: true,
 	}
 }
 

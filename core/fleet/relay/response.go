@@ -160,9 +160,8 @@ func (p *policy) lines() []string {
 	return []string{first, s + " according to the policy."}
 }
 
-// executorOptions is image.executor_opts. GitLab is not told that they can be
-// used; what it sends all the same is honoured, and what is not known refused,
-// as by gitlab-runner.
+// executorOptions is image.executor_opts. What is not known is refused, as by
+// gitlab-runner.
 type executorOptions struct {
 	Platform, User string
 	unsupported    []string // one line each
