@@ -209,7 +209,7 @@ func TestDiesWithItsParent(t *testing.T) {
 	vmmtest.NeedQEMU(t)
 	vmmtest.NeedKernel(t, "")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestDiesWithItsParent$")
-	cmd.Env = append(os.Environ(), "VK_TEST_PARENT=1")
+	cmd.Env = append(os.Environ(), "VK_TEST_PARENT=1", "TMPDIR="+t.TempDir()) // it is killed, and clears nothing up
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
