@@ -15,6 +15,7 @@ type process struct {
 	round   int
 	looked  int   // round in which more than its schedstat was read
 	busy    bool  // it ran before that too
+	settled bool  // where it waits was read once it had left its processor
 	start   int64 // ticks since the boot
 	kernel  bool
 	name    string
@@ -38,6 +39,7 @@ type thread struct {
 	dir     string
 	round   int
 	busy    bool
+	settled bool // as process's
 	ran     [3]int64
 	state   byte
 	wchan   string
@@ -209,7 +211,7 @@ func (r *Recorder) ran(o *process) []byte { return r.again(&o.sched, true, o.dir
 // still reports whether all that is known of a process of one thread holds
 // when it has had no turn since.
 func (o *process) still(ran [3]int64, round int) bool {
-	return o.threads == nil && o.last.Threads == 1 && ran[2] > 0 && ran == o.ran && o.last.State != 'R' && (o.kernel || round-o.looked < refresh)
+	return o.threads == nil && o.last.Threads == 1 && ran[2] > 0 && ran == o.ran && o.last.State != 'R' && o.settled && (o.kernel || round-o.looked < refresh)
 }
 
 // unchanged is a process that has done nothing since p.
@@ -285,6 +287,9 @@ func (r *Recorder) look(s *format.Sample, pid int, o *process, ran [3]int64) boo
 	} else {
 		r.program(s, &p, o, fresh, ran)
 	}
+	// Who is about to sleep says so before it does, and waits nowhere yet; it need
+	// not run again to be there.
+	o.settled = p.WChan != "-" || !fresh && ran == o.ran
 	o.ran = ran
 	p.Cmdline, p.CGroup = o.cmdline, o.cgroup
 	o.last = p
@@ -309,7 +314,7 @@ func count(p *format.Proc, state byte) {
 func (r *Recorder) program(s *format.Sample, p *format.Proc, o *process, fresh bool, ran [3]int64) {
 	l := &o.last
 	same := !fresh && p.State == l.State && p.RSize == l.RSize && p.Threads == l.Threads
-	if same && p.Threads == 1 && o.threads == nil && ran[2] > 0 && ran == o.ran && l.State != 'R' {
+	if same && p.Threads == 1 && o.threads == nil && ran[2] > 0 && ran == o.ran && l.State != 'R' && o.settled {
 		asBefore(p, l)
 		p.IO, p.WChan, p.Sleeping, p.Blocked = l.IO, l.WChan, l.Sleeping, l.Blocked
 		return

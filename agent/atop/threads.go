@@ -64,7 +64,7 @@ func (r *Recorder) threads(s *format.Sample, p *format.Proc, o *process) (idle b
 			b = r.again(&t.schedF, true, t.dir, "schedstat")
 		}
 		ran := schedstat(b)
-		if ran[2] == 0 || ran != t.ran || t.state == 'R' {
+		if ran[2] == 0 || ran != t.ran || t.state == 'R' || !t.settled {
 			idle = false
 			b := r.again(&t.statF, t.busy, t.dir, "stat")
 			i := bytes.LastIndexByte(b, ')')
@@ -74,10 +74,12 @@ func (r *Recorder) threads(s *format.Sample, p *format.Proc, o *process) (idle b
 				continue // gone
 			}
 			t.busy = t.ran[2] > 0
+			same := ran == t.ran
 			t.ran = ran
 			if t.state = b[i+2]; t.state != 'R' {
 				t.wchan = channel(r.again(&t.wchanF, t.busy, t.dir, "wchan"))
 			}
+			t.settled = t.wchan != "-" || same
 			t.io, t.counted = taskIO(r.again(&t.ioF, t.busy, t.dir, "io"))
 		} else {
 			t.busy = false

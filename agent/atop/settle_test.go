@@ -1,0 +1,62 @@
+package atop
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// A process that is about to sleep says that it sleeps before it has left its
+// processor, and waits nowhere then. It is looked at again, though it does not
+// run again; and not without end where the kernel does not tell.
+func TestSettles(t *testing.T) {
+	r := New(t.Logf)
+	defer r.Close()
+	root := t.TempDir() + "/"
+	write := func(name, text string) {
+		name = filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pid, threads := range map[string]string{"7": "1", "8": "2"} {
+		f := strings.Fields("S 1 7 7 0 -1 4194304 10 0 0 0 1 1 0 0 20 0 " + threads + " 0 100 2920000 400 18446744073709551615 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 0")
+		stat := pid + " (sh) " + strings.Join(f, " ") + "\n"
+		for _, d := range []string{pid + "/", pid + "/task/" + pid + "/", pid + "/task/9/"} {
+			if strings.HasSuffix(d, "/9/") && threads == "1" {
+				continue
+			}
+			write(d+"stat", stat)
+			write(d+"schedstat", "1000 0 3\n")
+			write(d+"wchan", "0")
+		}
+	}
+	r.root, r.forked = root, true
+	wchans := func() string {
+		r.Sample(nil)
+		var out []string
+		for i := range r.out.Procs {
+			out = append(out, r.out.Procs[i].WChan)
+		}
+		return strings.Join(out, " ")
+	}
+	if got := wchans(); got != "- -" {
+		t.Fatalf("at first: %q", got)
+	}
+	for _, d := range []string{"7/", "8/task/8/", "8/task/9/"} {
+		write(d+"wchan", "pipe_read")
+	}
+	if got := wchans(); got != "pipe_read pipe_read" {
+		t.Errorf("later, with no turn in between: %q", got)
+	}
+	for _, d := range []string{"7/", "8/task/8/", "8/task/9/"} {
+		write(d+"wchan", "elsewhere")
+	}
+	if got := wchans(); got != "pipe_read pipe_read" {
+		t.Errorf("who has not run is looked at again and again: %q", got)
+	}
+}
