@@ -62,3 +62,36 @@ func TestSettles(t *testing.T) {
 		t.Errorf("who has not run is looked at again and again: %q", got)
 	}
 }
+
+// The kernel tells of an end while the process still runs to it: it is not told
+// to live then. Another one of its number is.
+func TestStillEnding(t *testing.T) {
+	r := New(t.Logf)
+	defer r.Close()
+	r.root = t.TempDir() + "/"
+	if err := os.Mkdir(r.root+"7", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	alive := func(state, flags string) bool {
+		f := state + " 1 7 7 0 -1 " + flags + " 10 0 0 0 1 1 0 0 20 0 1 0 100 2920000 400 18446744073709551615" + strings.Repeat(" 0", 26)
+		if err := os.WriteFile(r.root+"7/stat", []byte("7 (cat) "+f+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		r.ended, r.forked = map[int]bool{7: true}, true
+		r.Sample(nil)
+		for i := range r.out.Procs {
+			if p := &r.out.Procs[i]; p.PID == 7 && !p.Ended() {
+				return true
+			}
+		}
+		return false
+	}
+	for _, c := range []struct {
+		state, flags string
+		want         bool
+	}{{"R", "4194308", false}, {"Z", "4227084", false}, {"R", "4194304", true}, {"S", "4194304", true}} {
+		if got := alive(c.state, c.flags); got != c.want {
+			t.Errorf("state %s, flags %s: told to live is %v", c.state, c.flags, got)
+		}
+	}
+}
