@@ -125,33 +125,33 @@ func (s *subject) selects(c *Claims) bool {
 		!(s.protected && !c.Protected) && !(s.unprotected && c.Protected)
 }
 
-// glob matches: ** anything, * and ? no slash.
+// glob matches: ** anything, * and ? no slash. It takes len(pattern) times len(s)
+// steps at most, whatever the pattern.
 func glob(pattern, s string) bool {
+	reach := make([]bool, len(s)+1) // of what is before i of s, by the pattern so far
+	reach[0] = true
 	for pattern != "" {
+		c := pattern[0]
 		switch {
 		case strings.HasPrefix(pattern, "**"):
-			rest := strings.TrimLeft(pattern, "*")
-			for i := range len(s) + 1 {
-				if glob(rest, s[i:]) {
-					return true
-				}
+			pattern = strings.TrimLeft(pattern, "*")
+			for i := 1; i < len(reach); i++ {
+				reach[i] = reach[i] || reach[i-1]
 			}
-			return false
-		case pattern[0] == '*':
-			for i := 0; ; i++ {
-				if glob(pattern[1:], s[i:]) {
-					return true
-				}
-				if i == len(s) || s[i] == '/' {
-					return false
-				}
+			continue
+		case c == '*':
+			for i := 1; i < len(reach); i++ {
+				reach[i] = reach[i] || reach[i-1] && s[i-1] != '/'
 			}
-		case s == "" || pattern[0] == '?' && s[0] == '/' || pattern[0] != '?' && pattern[0] != s[0]:
-			return false
+		default:
+			for i := len(s); i > 0; i-- {
+				reach[i] = reach[i-1] && (c == s[i-1] || c == '?' && s[i-1] != '/')
+			}
+			reach[0] = false
 		}
-		pattern, s = pattern[1:], s[1:]
+		pattern = pattern[1:]
 	}
-	return s == ""
+	return reach[len(s)]
 }
 
 // join adds up what rules allow in a phase: unrestricted absorbs the rest.
