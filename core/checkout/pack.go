@@ -45,7 +45,7 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 		return Packed{}, fmt.Errorf("packing the sources: %w", err)
 	}
 	if t.mirror != nil {
-		if err := tree.AddDir(ctx, t.mirror.objects(), ".git/objects", notForGuests); err != nil {
+		if err := tree.AddStore(ctx, t.mirror.objects(), ".git/objects", notForGuests); err != nil {
 			return Packed{}, fmt.Errorf("packing the mirror's objects: %w", err)
 		}
 	}

@@ -10,8 +10,9 @@
 //
 // The tree is first read as names and sizes, then laid out, then filled: the
 // content of files is read by several goroutines, each straight into the buffer
-// of its part of the image. Nothing of a tree is followed: a symlink is its
-// text, and directories are entered by descriptor.
+// of its part of the image, and written in long pieces. Nothing of a tree is
+// followed: a symlink is its text, and directories are entered by descriptor. A
+// file that changed between the look and the copy ends it all.
 //
 // What is not kept: hard links (each name becomes a file of its own), extended
 // attributes, owners (everything is root's), sockets, pipes and devices (left

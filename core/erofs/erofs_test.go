@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -257,6 +258,88 @@ func TestSpecialFiles(t *testing.T) {
 	if fi, err := os.Stat(filepath.Join(extract(t, img), "f")); err != nil || fi.Mode() != 0o644 {
 		t.Errorf("modes are git's: %v %v", fi, err)
 	}
+}
+
+// A file that is written to between the look at it and its copy is no file of
+// any moment: it is refused, also when its size and time are the same again.
+func TestChangedMeanwhile(t *testing.T) {
+	for name, change := range map[string]func(p string) error{
+		"in place": func(p string) error {
+			f, err := os.OpenFile(p, os.O_WRONLY, 0)
+			if err != nil {
+				return err
+			}
+			_, err = f.WriteAt([]byte("new"), 5000)
+			return errors.Join(err, f.Close())
+		},
+		"longer": func(p string) error { return os.Truncate(p, 20000) },
+		"another": func(p string) error {
+			return errors.Join(os.WriteFile(p+"~", make([]byte, 10000), 0o644), os.Rename(p+"~", p))
+		},
+		"a symlink": func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
+	} {
+		dir := t.TempDir()
+		write(t, dir, "d/f", make([]byte, 10000), 0o644)
+		p := filepath.Join(dir, "d/f")
+		was, err := os.Lstat(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tree := erofs.New()
+		if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := change(p); err != nil {
+			t.Fatal(err)
+		}
+		if name != "a symlink" {
+			// The kernel's clock of files has ticks: one later there is no doubt.
+			for st, err := os.Lstat(p); err == nil && changeTime(st) == changeTime(was); st, err = os.Lstat(p) {
+				if err := os.Chtimes(p, was.ModTime(), was.ModTime()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.Chtimes(p, was.ModTime(), was.ModTime()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		img := filepath.Join(t.TempDir(), "img")
+		if _, err := tree.Write(t.Context(), img); err == nil || !strings.Contains(err.Error(), "d/f") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Lstat(img); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: half an image was left: %v", name, err)
+		}
+	}
+}
+
+// Of a store's files the times may move: git touches an object that it finds to
+// be there already, and links one to its name. Its size may not.
+func TestStoreTouched(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "aa/1", []byte("object"), 0o444)
+	p := filepath.Join(dir, "aa/1")
+	tree := erofs.New()
+	if err := tree.AddStore(t.Context(), dir, "objects", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Link(p, filepath.Join(dir, "tmp")), os.Chtimes(p, time.Now(), time.Now())); err != nil {
+		t.Fatal(err)
+	}
+	img, _ := pack(t, tree)
+	if b, err := os.ReadFile(filepath.Join(extract(t, img), "objects/aa/1")); err != nil || string(b) != "object" {
+		t.Errorf("%q %v", b, err)
+	}
+	if err := errors.Join(os.Chmod(p, 0o644), os.Truncate(p, 100)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tree.Write(t.Context(), filepath.Join(t.TempDir(), "img")); err == nil || !strings.Contains(err.Error(), "changed") {
+		t.Errorf("an object that grew: %v", err)
+	}
+}
+
+func changeTime(fi fs.FileInfo) int64 {
+	return fi.Sys().(*syscall.Stat_t).Ctim.Nano()
 }
 
 func TestRefusals(t *testing.T) {

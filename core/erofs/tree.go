@@ -24,6 +24,7 @@ type node struct {
 	children []*node // of a directory; sorted by sortAll
 
 	src  *source // of a regular file: the directory its content is in
+	was  id      // of a regular file
 	data []byte  // of a symlink, a directory (made by layout) and a made file
 
 	nid   uint64
@@ -35,11 +36,27 @@ type node struct {
 
 func (n *node) isDir() bool { return n.mode&unix.S_IFMT == unix.S_IFDIR }
 
+// id is what tells a file from another one, and from itself changed: whatever
+// changes a file moves its change time, which nobody can set.
+type id struct {
+	dev, ino    uint64
+	size        int64
+	csec, cnsec int64
+}
+
+func (s *source) id(st *unix.Stat_t) id {
+	if s.store {
+		return id{dev: st.Dev, ino: st.Ino, size: st.Size}
+	}
+	return id{st.Dev, st.Ino, st.Size, st.Ctim.Sec, st.Ctim.Nsec}
+}
+
 // source is a directory of the host whose files are in the tree. Its path is
 // that of parent with name below it.
 type source struct {
 	parent *source
 	name   string // of the top: an absolute path
+	store  bool   // see AddStore
 }
 
 func (s *source) path() string {
@@ -72,8 +89,20 @@ var ErrMounted = errors.New("erofs: another filesystem is mounted there")
 // tree ("" = its root, else slash-separated), merged with what is there: a
 // file that is there already stays. skip, when set, is asked for each name by
 // its path in the tree and leaves out what it answers true to, with all below
-// it. dir must not change until Write has ended.
+// it. dir must not change until Write has ended: Write fails when a file is
+// then not the one that was there, of the same size and change time.
 func (t *Tree) AddDir(ctx context.Context, dir, at string, skip func(path string, isDir bool) bool) error {
+	return t.add(ctx, &source{name: dir}, at, skip)
+}
+
+// AddStore is AddDir of a directory whose files never change once they have
+// their names, while others may still come and times be moved: git's objects.
+func (t *Tree) AddStore(ctx context.Context, dir, at string, skip func(path string, isDir bool) bool) error {
+	return t.add(ctx, &source{name: dir, store: true}, at, skip)
+}
+
+func (t *Tree) add(ctx context.Context, top *source, at string, skip func(path string, isDir bool) bool) error {
+	dir := top.name
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: dir, Err: err}
@@ -87,7 +116,7 @@ func (t *Tree) AddDir(ctx context.Context, dir, at string, skip func(path string
 	into.sec, into.nsec = st.Mtim.Sec, uint32(st.Mtim.Nsec)
 	s := &scan{ctx: ctx, dev: st.Dev, skip: skip, slots: make(chan struct{}, workers)}
 	s.wg.Add(1)
-	s.dir(fd, &source{name: dir}, into, strings.Trim(at, "/"))
+	s.dir(fd, top, into, strings.Trim(at, "/"))
 	s.wg.Wait()
 	t.skipped += s.skipped
 	return s.err
@@ -222,12 +251,13 @@ func (s *scan) dir(fd int, src *source, into *node, at string) {
 	}
 	into.children = slices.Grow(into.children, len(names))
 	skipped := 0
-	for _, name := range names {
+	nodes := make([]node, len(names)) // at once: one by one they cost more than their look
+	for i, name := range names {
 		if s.failed() {
 			return
 		}
 		old := there[name]
-		if !s.one(fd, name, src, into, old, at, &skipped) {
+		if !s.one(fd, name, src, into, &nodes[i], old, at, &skipped) {
 			return
 		}
 	}
@@ -236,8 +266,8 @@ func (s *scan) dir(fd int, src *source, into *node, at string) {
 	s.mu.Unlock()
 }
 
-// one takes in one name; false ends the scan.
-func (s *scan) one(fd int, name string, src *source, into, old *node, at string, skipped *int) bool {
+// one takes in one name, as n; false ends the scan.
+func (s *scan) one(fd int, name string, src *source, into, n, old *node, at string, skipped *int) bool {
 	var st unix.Stat_t
 	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		s.fail(&os.PathError{Op: "stat", Path: src.path() + "/" + name, Err: err})
@@ -251,10 +281,10 @@ func (s *scan) one(fd int, name string, src *source, into, old *node, at string,
 	if s.skip != nil && s.skip(in, kind == unix.S_IFDIR) || old != nil && (!old.isDir() || kind != unix.S_IFDIR) {
 		return true
 	}
-	n := &node{name: name, size: st.Size, sec: st.Mtim.Sec, nsec: uint32(st.Mtim.Nsec)}
+	*n = node{name: name, size: st.Size, sec: st.Mtim.Sec, nsec: uint32(st.Mtim.Nsec)}
 	switch kind {
 	case unix.S_IFREG:
-		n.mode, n.src = unix.S_IFREG|0o644, src
+		n.mode, n.src, n.was = unix.S_IFREG|0o644, src, src.id(&st)
 		if st.Mode&0o111 != 0 {
 			n.mode |= 0o111
 		}
@@ -285,7 +315,7 @@ func (s *scan) one(fd int, name string, src *source, into, old *node, at string,
 		if old == nil {
 			into.add(n)
 		}
-		s.enter(sub, &source{parent: src, name: name}, n, in)
+		s.enter(sub, &source{parent: src, name: name, store: src.store}, n, in)
 		return true
 	default:
 		*skipped++
