@@ -35,12 +35,16 @@ func runArchive(args []string, stdout, stderr io.Writer) int {
 	var s archive.Selection
 	f := flag.NewFlagSet("vk-agent archive", flag.ContinueOnError)
 	f.SetOutput(stderr)
+	f.Usage = func() {}
 	f.Var((*repeated)(&s.Paths), "path", "")
 	f.Var((*repeated)(&s.Exclude), "exclude", "")
 	f.BoolVar(&s.Untracked, "untracked", false, "")
-	if f.Parse(args) != nil || f.NArg() > 0 {
+	if f.Parse(args) != nil {
 		fmt.Fprint(stderr, usage)
 		return 2
+	}
+	if f.NArg() > 0 {
+		return badUsage(stderr, fmt.Sprintf("archive: unexpected argument %q", f.Arg(0)))
 	}
 	say := notes(stderr)
 	err := func() (err error) {
@@ -62,10 +66,14 @@ func runExtract(args []string, stdin io.Reader, stderr io.Writer) int {
 	var l archive.Limits
 	f := flag.NewFlagSet("vk-agent extract", flag.ContinueOnError)
 	f.SetOutput(stderr)
+	f.Usage = func() {}
 	f.Int64Var(&l.Bytes, "max-bytes", 0, "")
-	if f.Parse(args) != nil || f.NArg() > 0 {
+	if f.Parse(args) != nil {
 		fmt.Fprint(stderr, usage)
 		return 2
+	}
+	if f.NArg() > 0 {
+		return badUsage(stderr, fmt.Sprintf("extract: unexpected argument %q", f.Arg(0)))
 	}
 	say := notes(stderr)
 	return fatal(archive.Extract(bufio.NewReaderSize(stdin, 256<<10), ".", l, say), say)

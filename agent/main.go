@@ -19,6 +19,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -58,9 +59,9 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 		return execShell(args[1:], stderr)
 	}
 	if len(args) < 2 {
-		fmt.Fprint(stderr, usage)
-		return 2
+		return badUsage(stderr, "no command given")
 	}
+	wrong := fmt.Sprintf("unknown command %q", args[1])
 	switch rest := args[2:]; args[1] {
 	case "shell":
 		return execShell(rest, stderr)
@@ -74,17 +75,38 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 		if len(rest) == 0 {
 			return 0
 		}
+		wrong = fmt.Sprintf("unexpected argument %q", rest[0])
 	case "version":
 		if len(rest) == 0 {
 			fmt.Fprintln(stdout, version.String())
 			return 0
 		}
+		wrong = fmt.Sprintf("unexpected argument %q", rest[0])
 	case "serve":
-		if len(rest) == 1 && rest[0] == "--stdio" {
+		switch {
+		case len(rest) == 0:
+			wrong = "serve: --stdio is missing"
+		case rest[0] != "--stdio":
+			wrong = fmt.Sprintf("serve: unknown argument %q", rest[0])
+		case len(rest) > 1:
+			wrong = fmt.Sprintf("serve: unexpected argument %q", rest[1])
+		default:
 			return serveStdio(ctx, stdin, stdout, stderr)
 		}
+	case "-h", "--help", "help":
+		fmt.Fprint(stdout, usage)
+		return 0
+	default:
+		if strings.HasPrefix(args[1], "-") {
+			wrong = fmt.Sprintf("unknown flag %q", args[1])
+		}
 	}
-	fmt.Fprint(stderr, usage)
+	return badUsage(stderr, wrong)
+}
+
+// badUsage says what is wrong with the arguments, and what the right ones are.
+func badUsage(stderr io.Writer, wrong string) int {
+	fmt.Fprintf(stderr, "vk-agent: %s\n%s", wrong, usage)
 	return 2
 }
 

@@ -22,7 +22,8 @@ import (
 const execUsage = `usage: vk-agent exec --service NAME [OPTION…] [--] CMD…
 
 Runs a command in a service of this job, by any of the service's names. The exit
-status is the command's; 125 is that it could not be asked for.
+status is the command's; 125 is that it could not be asked for, 2 that these
+arguments are wrong.
 
   --service NAME          the service
   -i, --interactive       pass standard input on
@@ -34,8 +35,12 @@ status is the command's; 125 is that it could not be asked for.
       --clear-env         start from an empty environment instead of the image's
 `
 
-// ownFailure is the exit status of a command that could not be asked for.
-const ownFailure = 125
+// Exit statuses that are not the command's: of one that could not be asked for,
+// and of arguments that do not say what to ask for.
+const (
+	ownFailure   = 125
+	badArguments = 2
+)
 
 type serviceExec struct {
 	service string
@@ -102,7 +107,7 @@ func runServiceExec(ctx context.Context, args []string, stdin io.Reader, stdout,
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "vk-agent exec: %v\n%s", err, execUsage)
-		return ownFailure
+		return badArguments
 	}
 	c := guestclient.FromOpener(guestclient.ForService(dialServices, x.service))
 	code, err := x.run(ctx, c, stdin, stdout, stderr)

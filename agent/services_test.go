@@ -184,7 +184,7 @@ func TestExecOutsideAGuest(t *testing.T) {
 		t.Errorf("%d, %q", code, errs.String())
 	}
 	errs.Reset()
-	if code := Main(t.Context(), []string{"vk-agent", "exec", "true"}, nil, &out, &errs); code != 125 || !strings.Contains(errs.String(), "usage: vk-agent exec") {
+	if code := Main(t.Context(), []string{"vk-agent", "exec", "true"}, nil, &out, &errs); code != 2 || !strings.Contains(errs.String(), "usage: vk-agent exec") {
 		t.Errorf("%d, %q", code, errs.String())
 	}
 	if code := Main(t.Context(), []string{"vk-agent", "exec", "--help"}, nil, &out, &errs); code != 0 || !strings.Contains(out.String(), "usage: vk-agent exec") {

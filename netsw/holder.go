@@ -10,6 +10,9 @@ import (
 	"virtkit/core/policy"
 )
 
+// ownProcess is holder's word for the process that asks.
+const ownProcess = "this very process"
+
 // holder names a process of this host that listens on a port, as far as this
 // user may see: "pid 123 (nginx)"; "" when none is found.
 func holder(port uint16, proto policy.Proto) string {
@@ -38,7 +41,7 @@ func holder(port uint16, proto policy.Proto) string {
 		}
 		pid := strings.Split(fd, "/")[2]
 		if pid == strconv.Itoa(os.Getpid()) {
-			return "this very process"
+			return ownProcess
 		}
 		name, _ := os.ReadFile("/proc/" + pid + "/comm")
 		return fmt.Sprintf("pid %s (%s)", pid, strings.TrimSpace(string(name)))

@@ -268,7 +268,7 @@ func TestPublishTCP(t *testing.T) {
 
 	_, _, err = sw.Publish("127.0.0.1", port, p, 80, policy.TCP)
 	if fault.KindOf(err) != fault.Conflict || !strings.Contains(err.Error(), "127.0.0.1:"+strconv.Itoa(port)) ||
-		!strings.Contains(fault.HintOf(err), "this very process") {
+		!strings.Contains(fault.HintOf(err), "publishes it already") {
 		t.Errorf("Publish on a taken port = %v (hint %q)", err, fault.HintOf(err))
 	}
 	if err := closer.Close(); err != nil {

@@ -350,7 +350,11 @@ func listenFault(at netip.AddrPort, proto policy.Proto, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
 		e = fault.Newf(fault.Conflict, "publishing %s/%s: the port is in use on this host", at, proto)
-		if who := holder(at.Port(), proto); who != "" {
+		who := holder(at.Port(), proto)
+		if who == ownProcess {
+			return e.Hint("this guest's network publishes it already: close it with `vk publish --remove`, or publish another host port (0 takes any free one)")
+		}
+		if who != "" {
 			return e.Hint("it is held by %s: stop it, or publish another host port (0 takes any free one)", who)
 		}
 		return e.Hint("the holder is another user's program: find it with `sudo ss -Hlnp%c sport = :%d`, or publish another host port (0 takes any free one)",

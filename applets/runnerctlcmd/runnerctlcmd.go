@@ -17,11 +17,20 @@ import (
 
 const name = "vk-runnerctl"
 
+const usage = `usage: vk-runnerctl
+
+Sets gitlab-runner's concurrent to what vk tune asks for, within the range of
+%s. It is run as root and takes no arguments;
+docs/tune.md tells the rest.
+`
+
 // Main runs vk-runnerctl.
 func Main(ctx context.Context, env appenv.Env) int {
 	if len(env.Args) > 1 {
-		return cliutil.Report(env.Stderr, name, fault.Newf(fault.Usage, "%s takes no arguments", name).
-			Hint("it sets gitlab-runner's concurrent to what vk tune asks for, within the range of %s; docs/tune.md tells the rest", tune.ControlConfig))
+		err := fault.Newf(fault.Usage, "unexpected argument %q: %s takes none", env.Args[1], name)
+		status := cliutil.Report(env.Stderr, name, err)
+		fmt.Fprintf(env.Stderr, usage, tune.ControlConfig)
+		return status
 	}
 	const root = 0
 	line, err := tune.Control(ctx, tune.ControlConfig, root, time.Now())

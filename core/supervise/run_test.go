@@ -419,6 +419,16 @@ func TestPublish(t *testing.T) {
 	if st, _ = w.client.State(ctxFor(t)); len(st.Publish) != 1 {
 		t.Errorf("published after Unpublish = %+v", st.Publish)
 	}
+	// A port closed by another writing of the same is closed in the state too.
+	if _, err = w.client.Publish(ctxFor(t), supervise.Publish{HostAddr: "127.0.0.1", HostPort: 8099, GuestPort: 99, Proto: "tcp"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.client.Unpublish(ctxFor(t), supervise.Publish{HostPort: 8099, GuestPort: 99}); err != nil {
+		t.Errorf("Unpublish of a port whose address was left out = %v", err)
+	}
+	if st, _ = w.client.State(ctxFor(t)); len(st.Publish) != 1 {
+		t.Errorf("published after Unpublish = %+v", st.Publish)
+	}
 }
 
 func TestExec(t *testing.T) {

@@ -328,16 +328,17 @@ func (s *supervisor) publish(r request) (*Publish, error) {
 	if p := s.board.get().Phase; p != Running && p != Booting {
 		return nil, fault.Newf(fault.Conflict, "guest %s is %s", s.spec.Name, p)
 	}
+	asked := r.Publish.Filled()
 	if r.Op == opUnpublish {
-		if err := s.port.Unpublish(*r.Publish); err != nil {
+		if err := s.port.Unpublish(asked); err != nil {
 			return nil, err
 		}
-		s.board.update(func(st *State) { st.Publish = without(st.Publish, *r.Publish) })
+		s.board.update(func(st *State) { st.Publish = without(st.Publish, asked) })
 		return nil, nil
 	}
 	ctx, cancel := contextFor(10 * time.Second)
 	defer cancel()
-	p, err := s.port.Publish(ctx, *r.Publish)
+	p, err := s.port.Publish(ctx, asked)
 	if err != nil {
 		return nil, err
 	}

@@ -151,6 +151,18 @@ type Publish struct {
 	Proto     string `json:"proto"` // "tcp" or "udp"
 }
 
+// Filled is p with what was left out: 127.0.0.1 and tcp. The same port is one
+// value then, however it was written.
+func (p Publish) Filled() Publish {
+	if p.HostAddr == "" {
+		p.HostAddr = "127.0.0.1"
+	}
+	if p.Proto == "" {
+		p.Proto = "tcp"
+	}
+	return p
+}
+
 // Share is a host directory in the guest.
 type Share struct {
 	Source   string `json:"source"`

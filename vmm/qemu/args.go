@@ -98,7 +98,10 @@ func Words(accel string) []string {
 
 // cmdline is the kernel's command line: the driver's words, then the spec's.
 func (p plan) cmdline() string {
-	w := []string{"console=ttyS0", "quiet", "panic=-1", "reboot=t", "rdinit=/init", "random.trust_cpu=on"}
+	// The last two: no device of the kernel's own beside lo, so that a guest
+	// without a network has none, and one with has the switch's alone.
+	w := []string{"console=ttyS0", "quiet", "panic=-1", "reboot=t", "rdinit=/init", "random.trust_cpu=on",
+		"dummy.numdummies=0", "fb_tunnels=none"}
 	w = append(w, Words(p.accel)...)
 	if p.accel == "tcg" {
 		// The machine has no PIT tick, so the kernel would calibrate by polling

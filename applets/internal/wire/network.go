@@ -92,7 +92,7 @@ func (p *plugged) take(f *os.File) (*os.File, error) {
 func (p *plugged) Guest() guestwire.Net { return p.port.Net() }
 
 func (p *plugged) Publish(_ context.Context, pub supervise.Publish) (supervise.Publish, error) {
-	pub = filled(pub)
+	pub = pub.Filled()
 	port, closer, err := p.sw.Publish(pub.HostAddr, pub.HostPort, p.port, pub.GuestPort, policy.Proto(pub.Proto))
 	if err != nil {
 		return pub, err
@@ -105,7 +105,7 @@ func (p *plugged) Publish(_ context.Context, pub supervise.Publish) (supervise.P
 }
 
 func (p *plugged) Unpublish(pub supervise.Publish) error {
-	pub = filled(pub)
+	pub = pub.Filled()
 	p.mu.Lock()
 	closer, ok := p.open[pub]
 	delete(p.open, pub)
@@ -121,17 +121,6 @@ func (p *plugged) Unplug() { p.port.Remove() }
 func (p *plugged) Stats() supervise.NetStats {
 	s := p.port.Stats()
 	return supervise.NetStats{SentBytes: int64(s.Sent), RecvBytes: int64(s.Received)}
-}
-
-// filled gives what was left out its meaning.
-func filled(pub supervise.Publish) supervise.Publish {
-	if pub.HostAddr == "" {
-		pub.HostAddr = "127.0.0.1"
-	}
-	if pub.Proto == "" {
-		pub.Proto = "tcp"
-	}
-	return pub
 }
 
 func notPublished(pub supervise.Publish) error {

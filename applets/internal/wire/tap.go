@@ -189,7 +189,7 @@ func (t *tap) Replug() (*os.File, error) { return t.port.File() }
 func (t *tap) Guest() guestwire.Net { return t.port.Guest() }
 
 func (t *tap) Publish(_ context.Context, pub supervise.Publish) (supervise.Publish, error) {
-	pub = filled(pub)
+	pub = pub.Filled()
 	if pub.Proto != "tcp" {
 		return pub, fault.Newf(fault.Usage, "port %d: publishing over %s needs [net] mode \"switch\"", pub.GuestPort, pub.Proto)
 	}
@@ -205,7 +205,7 @@ func (t *tap) Publish(_ context.Context, pub supervise.Publish) (supervise.Publi
 }
 
 func (t *tap) Unpublish(pub supervise.Publish) error {
-	pub = filled(pub)
+	pub = pub.Filled()
 	t.mu.Lock()
 	closer, ok := t.open[pub]
 	delete(t.open, pub)
