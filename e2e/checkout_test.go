@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -162,4 +163,52 @@ mount | grep 'on '"$PWD"' ' | cut -d' ' -f5
 	if left, _ := os.ReadDir(filepath.Join(h.State, "checkouts")); len(left) != 0 {
 		t.Errorf("vk gc left %v", left)
 	}
+}
+
+// TestHostCheckoutSubmodules: a job whose submodules the host fetches has them
+// at their commits, in repositories of their own which reach the server with
+// the job's credentials.
+func TestHostCheckoutSubmodules(t *testing.T) {
+	r := recording(t, "custom-simple")
+	gitServer(t)
+	h := hostCheckout(t, "modules", "")
+	j := r.Jobs[0]
+	j.Vars = maps.Clone(j.Vars)
+	j.Vars["GIT_SUBMODULE_STRATEGY"] = "recursive"
+	s := session(t, h.Driver(), r, &j, busyboxGit(t, h))
+	told := prepared(t, s)
+	if !strings.Contains(string(told.Stdout), "virtkit: sources of f400d9d3 cloned on the host in ") {
+		t.Fatalf("prepare does not say where the sources are from:\n%s", told.Stdout)
+	}
+	for _, st := range j.Stages {
+		if st.Name != execdrv.StageSources {
+			continue
+		}
+		res, err := s.Stage(t.Context(), st.Name, st.Script)
+		if err != nil || res.Exit != 0 {
+			t.Fatalf("get_sources: %d %v\n%s%s", res.Exit, err, res.Stdout, res.Stderr)
+		}
+		for _, want := range []string{"Updating/initializing submodules recursively with git depth set to 20...", "Submodule path 'sub/nested': checked out 'c6e9119ff8af77d1c4ba91570c94e14433ae9e45'", "Updated submodules"} {
+			if !strings.Contains(string(res.Stdout), want) {
+				t.Errorf("get_sources does not say %q:\n%s", want, res.Stdout)
+			}
+		}
+	}
+	res := stage(t, s, execdrv.StageBuild, `cd `+j.Vars["CI_PROJECT_DIR"]+`
+cat sub/sub.txt sub/nested/nested.txt
+git status --porcelain
+git submodule status --recursive
+git -C sub/nested fetch -q origin main && git -C sub/nested rev-parse FETCH_HEAD
+touch sub/nested/new && git -C sub/nested status --porcelain && git status --porcelain
+grep -r glcbt .git; stat -c %U .git/modules/sub/index sub/nested
+`)
+	want := "sub\nnested\n 700918091af52bc16095c5cf3b138ec822ff2028 sub (heads/main)\n c6e9119ff8af77d1c4ba91570c94e14433ae9e45 sub/nested (heads/main)\n" +
+		"c6e9119ff8af77d1c4ba91570c94e14433ae9e45\n?? new\n M sub\nbuild\nbuild\n"
+	if string(res.Stdout) != want {
+		t.Errorf("in the guest: exit %d\n%s\nwant\n%s\n%s", res.Exit, res.Stdout, want, res.Stderr)
+	}
+	if res, err := s.Cleanup(t.Context()); err != nil || res.Exit != 0 {
+		t.Fatalf("cleanup: %d %v", res.Exit, err)
+	}
+	nothingLeft(t, h)
 }

@@ -3,6 +3,7 @@ package checkout_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,6 +45,58 @@ func TestMain(m *testing.M) {
 		os.Exit(5) // it got past the step
 	}
 	os.Exit(m.Run())
+}
+
+// Killed among its submodules, a tree is whole for the next job too, and for
+// one that wants none.
+func TestKilledAmongSubmodules(t *testing.T) {
+	w, d := newModules(t), newDirs(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := d.open(t)
+	for i, step := range []string{"submodules", "submodule", "submodule-cloned", "submodule-checkout", "record"} {
+		for _, first := range []bool{true, false} {
+			text := fmt.Sprintf("%d %v\n", i, first)
+			if first {
+				os.RemoveAll(d.root)
+				os.RemoveAll(d.mirrors)
+				d.open(t)
+			} else {
+				w.top.commit(map[string]string{"dir/sub": "@" + w.sub.commit(map[string]string{"sub.txt": text})})
+				if step == "submodule-cloned" { // nothing is cloned in a known one
+					continue
+				}
+			}
+			want := w.top.git("", "--git-dir="+w.sub.bare, "show", "main:sub.txt") + "\n"
+			b, err := json.Marshal(crash{d.root, d.mirrors, step, w.job(true)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.Command(exe)
+			cmd.Env = append(os.Environ(), crashEnv+"="+string(b))
+			out, err := cmd.CombinedOutput()
+			if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+				t.Fatalf("%s: the child was not killed there: %v %s", step, err, out)
+			}
+			if i%2 == 0 {
+				j := w.job(true)
+				j.Submodules = nil
+				tree := done(t, s, j)
+				isGone(t, filepath.Join(tree.Path, "dir/sub/sub.txt"))
+				if got := w.top.git(tree.Path, "status", "--porcelain"); got != "" {
+					t.Errorf("%s: status without submodules %q", step, got)
+				}
+			}
+			tree := done(t, s, w.job(true))
+			isFile(t, filepath.Join(tree.Path, "dir/sub/sub.txt"), want)
+			isFile(t, filepath.Join(tree.Path, "dir/sub/nested/nested.txt"), "nested\n")
+			if got := w.top.git(tree.Path, "status", "--porcelain"); got != "" {
+				t.Errorf("%s: status %q", step, got)
+			}
+		}
+	}
 }
 
 // Whatever step a process is killed at, the next job gets a whole tree, and a

@@ -20,6 +20,10 @@
 //	.<name>-<digest>.lock     held to fetch
 //	.<name>-<digest>.use      shared to borrow, exclusive to take something out
 //
+// Submodules are repositories below the tree's own (.git/modules), each with a
+// mirror; the tree's record names their places, so that a job that wants none
+// finds none.
+//
 // Trust. A guest gets an image, never the directory, so nothing that a job does
 // can reach a tree or a mirror. All the same git is told everything it would
 // otherwise look up: its configuration is written anew before each use and

@@ -32,6 +32,8 @@ type Job struct {
 	CleanFlags []string // of git clean; nil = no cleaning
 	FetchFlags []string // of git fetch
 
+	Submodules *Submodules // nil = none
+
 	Dir       string // what the guest calls the tree
 	UserAgent string // "" = git's own
 	Attempts  int    // to fetch; less than 1 = 1

@@ -54,6 +54,15 @@ func mirrorName(clean string) string {
 	return b.String() + "-" + hex.EncodeToString(sum[:8]) + ".git"
 }
 
+// mirrorDir is where the mirror of a URL is.
+func (s *Store) mirrorDir(clean, format string) string {
+	name := mirrorName(clean + "\x00" + format)
+	if format == "" || format == "sha1" {
+		name = mirrorName(clean)
+	}
+	return filepath.Join(s.o.Mirrors, name)
+}
+
 // fetchLock is held by who fetches into the mirror, useLock is shared by who
 // borrows from it, and exclusive to who takes something out of it. The first is
 // taken before the second.
@@ -71,11 +80,7 @@ func (s *Store) openMirror(ctx context.Context, g *git, j *Job) (m *mirror, know
 		return nil, false, noRoom(s.o.Mirrors, err)
 	}
 	clean, _, _ := j.credentials()
-	name := mirrorName(clean + "\x00" + j.Format)
-	if j.Format == "" || j.Format == "sha1" {
-		name = mirrorName(clean)
-	}
-	dir := filepath.Join(s.o.Mirrors, name)
+	dir := s.mirrorDir(clean, j.Format)
 	s.o.Hook("mirror")
 	lock, err := fsx.AcquireLock(ctx, fetchLock(dir), false)
 	if err != nil {

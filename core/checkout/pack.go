@@ -41,28 +41,41 @@ const minImage = 1 << 30
 func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 	start := time.Now()
 	tree := erofs.New()
-	if err := tree.AddDir(ctx, t.Path, "", notForGuests); err != nil {
+	skip := t.notForGuests()
+	if err := tree.AddDir(ctx, t.Path, "", skip); err != nil {
 		return Packed{}, fmt.Errorf("packing the sources: %w", err)
 	}
-	if t.mirror != nil {
-		if err := tree.AddStore(ctx, t.mirror.objects(), ".git/objects", notForGuests); err != nil {
-			return Packed{}, fmt.Errorf("packing the mirror's objects: %w", err)
+	clean, _, _ := t.job.credentials()
+	type part struct {
+		repo
+		mirror *mirror
+		conf   string
+	}
+	parts := []part{{repo{gitDir: ".git"}, t.mirror, repoConfig(clean, t.job.Format)}}
+	for _, m := range t.modules {
+		parts = append(parts, part{m.repo(), m.mirror, m.configFile(t.job.Format)})
+	}
+	for _, p := range parts {
+		if p.mirror != nil {
+			if err := tree.AddStore(ctx, p.mirror.objects(), p.gitDir+"/objects", skip); err != nil {
+				return Packed{}, fmt.Errorf("packing the mirror's objects: %w", err)
+			}
 		}
 	}
-	clean, _, _ := t.job.credentials()
-	conf := repoConfig(clean, t.job.Format)
-	// Inode numbers, owners and change times are the image's own: without this
-	// the first git status would read every file.
-	conf += "[core]\n\tcheckStat = minimal\n\ttrustctime = false\n"
-	if include != "" {
-		conf += "[include]\n\tpath = " + quoteConfig(include) + "\n"
-	}
 	newest := tree.Newest()
-	tree.AddFile(".git/config", []byte(conf), newest)
-	// Git trusts what it has noted of a file only when the file is older than
-	// the note. Nothing changes a tree that is held, so the note may be dated
-	// later than all of it.
-	tree.SetTime(".git/index", newest+2)
+	for _, p := range parts {
+		// Inode numbers, owners and change times are the image's own: without
+		// this the first git status would read every file.
+		conf := p.conf + "[core]\n\tcheckStat = minimal\n\ttrustctime = false\n"
+		if include != "" {
+			conf += "[include]\n\tpath = " + quoteConfig(include) + "\n"
+		}
+		tree.AddFile(p.gitDir+"/config", []byte(conf+settings(t.modules, p.repo)), newest)
+		// Git trusts what it has noted of a file only when the file is older
+		// than the note. Nothing changes a tree that is held, so the note may be
+		// dated later than all of it.
+		tree.SetTime(p.gitDir+"/index", newest+2)
+	}
 	st, err := tree.Write(ctx, file)
 	if err != nil {
 		if errors.Is(err, unix.ENOSPC) {
@@ -80,18 +93,33 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 	return Packed{Path: file, Files: st.Files, Bytes: st.Bytes, Took: time.Since(start)}, nil
 }
 
-// notForGuests are the parts of a repository that are only the host's: where
+// notForGuests tells the parts of a repository that are only the host's: where
 // it borrows from, leavings, and summaries of packs that do not fit once two
 // repositories are merged.
-func notForGuests(p string, _ bool) bool {
-	rest, ok := strings.CutPrefix(p, ".git/")
-	if !ok {
-		return false
+func (t *Tree) notForGuests() func(p string, isDir bool) bool {
+	dirs := []string{".git/"}
+	for _, m := range t.modules {
+		dirs = append(dirs, m.gitDir+"/")
 	}
-	base := path.Base(p)
-	switch rest {
-	case "hooks", "modules", "FETCH_HEAD", "objects/info":
-		return true
+	return func(p string, _ bool) bool {
+		if !strings.HasPrefix(p, dirs[0]) {
+			return false
+		}
+		rest := ""
+		for _, d := range dirs {
+			// A submodule's repository is below that of what it is in, and comes
+			// after it.
+			if r, ok := strings.CutPrefix(p, d); ok {
+				rest = r
+			}
+		}
+		switch rest {
+		case "hooks", "FETCH_HEAD", "objects/info":
+			return true
+		case "modules":
+			return len(t.modules) == 0
+		}
+		base := path.Base(p)
+		return strings.HasPrefix(rest, "objects/") && (strings.HasPrefix(base, "tmp_") || base == "multi-pack-index" || strings.HasSuffix(base, ".bitmap") || strings.HasPrefix(base, "incoming-"))
 	}
-	return strings.HasPrefix(rest, "objects/") && (strings.HasPrefix(base, "tmp_") || base == "multi-pack-index" || strings.HasSuffix(base, ".bitmap") || strings.HasPrefix(base, "incoming-"))
 }

@@ -101,7 +101,19 @@ func (s *server) commit(files map[string]string) string {
 		fmt.Fprintf(&in, "from %s\n", strings.TrimSpace(string(out)))
 	}
 	for name, data := range files {
+		if data == "-" {
+			fmt.Fprintf(&in, "D %s\n", cQuote(name))
+		}
+	}
+	for name, data := range files {
 		mode := "100644"
+		if data == "-" {
+			continue
+		}
+		if sha, ok := strings.CutPrefix(data, "@"); ok {
+			fmt.Fprintf(&in, "M 160000 %s %s\n", sha, cQuote(name))
+			continue
+		}
 		if to, ok := strings.CutPrefix(data, "->"); ok {
 			mode, data = "120000", to
 		} else if strings.HasPrefix(data, "#!") {

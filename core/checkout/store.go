@@ -130,6 +130,9 @@ type record struct {
 	SHA    string    `json:"sha,omitempty"`
 	Format string    `json:"format,omitempty"`
 	Used   time.Time `json:"used"`
+	// Modules are the places of submodules, below the tree: all that have, or
+	// may have, something in them.
+	Modules []string `json:"modules,omitempty"`
 }
 
 // identity tells a directory from any other that may be at its path later.

@@ -33,12 +33,25 @@ type Tree struct {
 	job    Job
 	lock   *fsx.Lock
 	mirror *mirror // nil = none
+	// modules are its submodules, each before those within it.
+	modules []*module
 }
 
 // Close lets the tree go. Safe when called twice.
 func (t *Tree) Close() error {
-	t.mirror.close()
+	t.letMirrorsGo()
 	return t.lock.Close()
+}
+
+// letMirrorsGo ends an attempt at the tree.
+func (t *Tree) letMirrorsGo() {
+	t.mirror.close()
+	t.mirror = nil
+	for _, m := range t.modules {
+		m.mirror.close()
+		m.mirror = nil
+	}
+	t.modules = nil
 }
 
 // spareSlots is how many trees of one slot and project may be in use at once:
@@ -47,7 +60,8 @@ const spareSlots = 8
 
 // Take brings the tree of the job's slot and project to the job's commit, or
 // makes it, and returns it held. progress gets lines for the trace while it
-// works. What a repository or its server do wrong is fault.Unavailable.
+// works. What a repository or its server do wrong is fault.Unavailable, what
+// the guest has to fetch itself *GuestOnly.
 func (s *Store) Take(ctx context.Context, j Job, progress func(line string)) (*Tree, error) {
 	if err := j.check(); err != nil {
 		return nil, err
@@ -74,9 +88,8 @@ func (s *Store) Take(ctx context.Context, j Job, progress func(line string)) (*T
 		if err = w.do(ctx, t); err == nil {
 			return t, nil
 		}
-		t.mirror.close()
-		t.mirror = nil
-		if try >= j.Attempts || ctx.Err() != nil || fault.KindOf(err) != fault.Unavailable {
+		t.letMirrorsGo()
+		if try >= j.Attempts || ctx.Err() != nil || fault.KindOf(err) != fault.Unavailable || forGuests(err) {
 			break
 		}
 		progress(fmt.Sprintf("fetching the sources: %v; trying again (%d of %d)", err, try+1, j.Attempts))
@@ -87,6 +100,11 @@ func (s *Store) Take(ctx context.Context, j Job, progress func(line string)) (*T
 	}
 	lock.Close()
 	return nil, err
+}
+
+func forGuests(err error) bool {
+	var g *GuestOnly
+	return errors.As(err, &g)
 }
 
 // lockSlot finds a tree of the job's slot that nobody works in.
@@ -129,6 +147,8 @@ type work struct {
 	progress func(string)
 	rec      record
 	trace    bytes.Buffer
+	// trusted says that the tree's submodules are as a job before left them.
+	trusted bool
 }
 
 // do uses what is there when it can, and else begins anew.
@@ -141,14 +161,13 @@ func (w *work) do(ctx context.Context, t *Tree) error {
 	if why == "" || why == unfinished {
 		t.Reused = true
 		err := w.update(ctx, t, false)
-		if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.JobFailed || fault.KindOf(err) == fault.Busy {
+		if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.JobFailed || fault.KindOf(err) == fault.Busy || forGuests(err) {
 			return err
 		}
 		// The tree may be at fault, or the server. A new tree tells: if that
 		// fails too it was the server, and nothing is lost but this tree.
 		w.s.o.Log.Warn("a checkout could not be brought up to date; cloning it anew", logx.Path, w.p.tree, logx.Err, err)
-		t.mirror.close()
-		t.mirror = nil
+		t.letMirrorsGo()
 		t.Mended = "it could not be brought up to date: " + err.Error()
 	}
 	t.Reused = false
@@ -187,6 +206,7 @@ func (w *work) known() (why string, err error) {
 		return "it has no repository", nil
 	}
 	w.rec = rec
+	w.trusted = rec.State == stateClean && rec.Boot == bootID()
 	if rec.Boot != bootID() {
 		// Its files may never have reached the disk: git looks at each again.
 		if err := os.Remove(filepath.Join(w.p.tree, ".git", "index")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -206,6 +226,7 @@ func (w *work) known() (why string, err error) {
 func (w *work) update(ctx context.Context, t *Tree, anew bool) error {
 	w.trace.Reset()
 	if anew {
+		w.trusted = false
 		if err := w.makeNew(); err != nil {
 			return noRoom(w.p.slot, err)
 		}
@@ -232,8 +253,9 @@ func (w *work) update(ctx context.Context, t *Tree, anew bool) error {
 		{"fetch", func() error { return w.fetch(ctx, t) }},
 		{"checkout", func() error { return w.checkout(ctx) }},
 		{"clean", func() error { return w.clean(ctx) }},
+		{"submodules", func() error { return w.submodules(ctx, t) }},
 		{"record", func() error {
-			w.rec.State, w.rec.Used, w.rec.SHA = stateClean, w.s.o.Now(), w.j.SHA
+			w.rec.State, w.rec.Used, w.rec.SHA, w.rec.Modules = stateClean, w.s.o.Now(), w.j.SHA, t.modulePaths()
 			return w.rec.write(w.p.record)
 		}},
 	}
@@ -335,13 +357,18 @@ func (w *work) init(ctx context.Context, anew bool) error {
 
 // unwanted are names in a repository that lead git elsewhere or make it run
 // something, and leavings of a git that was killed.
-var unwanted = []string{"hooks", "info", "modules", "commondir", "gitdir", "config.worktree", "worktrees", "config.lock", "index.lock",
+var unwanted = []string{"hooks", "info", "commondir", "gitdir", "config.worktree", "worktrees", "config.lock", "index.lock",
 	"shallow.lock", "HEAD.lock", "packed-refs.lock", "FETCH_HEAD", "MERGE_HEAD", "rebase-merge", "rebase-apply", "objects/info/alternates", "objects/info/http-alternates"}
 
 // settle makes the repository's own files say what we say.
 func (w *work) settle(t *Tree) error {
 	for _, n := range unwanted {
 		if err := fsx.RemoveTree(filepath.Join(w.gitDir(), n)); err != nil {
+			return err
+		}
+	}
+	if w.j.Submodules == nil || !w.trusted {
+		if err := w.dropModules(); err != nil {
 			return err
 		}
 	}
@@ -437,7 +464,6 @@ func (w *work) clean(ctx context.Context) error {
 			return err
 		}
 	}
-	w.green("Skipping Git submodules setup")
 	return nil
 }
 

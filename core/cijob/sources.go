@@ -173,7 +173,7 @@ func (s *script) jobConfig(src sources) string {
 	if src.j.ServerCAPEM != "" {
 		b.WriteString(gitSection("http", server, "sslCAInfo", s.v.path("CI_SERVER_TLS_CA_FILE")))
 	}
-	if s.v.value("GIT_SUBMODULE_FORCE_HTTPS") == "true" {
+	if src.ForceHTTPS {
 		host := server[strings.Index(server, "//")+2:]
 		name, _, _ := strings.Cut(host, ":")
 		b.WriteString(gitSection("url", server+"/", "insteadOf", "git@"+name+":", "insteadOf", "ssh://git@"+name+"/"))
@@ -216,22 +216,22 @@ func (src sources) clean() string {
 // and after, since an earlier job may have left anything there.
 func (s *script) submodules(src sources) {
 	deep, depthFlag, deepWords := "", "", ""
-	if s.v.value("GIT_SUBMODULE_STRATEGY") == "recursive" {
+	if src.Recursive {
 		deep, deepWords = " --recursive", " recursively"
 	}
 	n := src.depth
-	if v := s.v.value("GIT_SUBMODULE_DEPTH"); v != "" {
-		fmt.Sscanf(v, "%d", &n)
+	if src.SubmoduleDepth >= 0 {
+		n = src.SubmoduleDepth
 	}
 	if n > 0 {
 		depthFlag = fmt.Sprintf(" --depth %d", n)
 		deepWords += fmt.Sprintf(" with git depth set to %d", n)
 	}
 	var paths, flags strings.Builder
-	for w := range strings.FieldsSeq(s.v.value("GIT_SUBMODULE_PATHS")) {
+	for _, w := range src.SubmodulePaths {
 		paths.WriteString(" " + q(w))
 	}
-	for w := range strings.FieldsSeq(s.v.value("GIT_SUBMODULE_UPDATE_FLAGS")) {
+	for _, w := range src.SubmoduleFlags {
 		flags.WriteString(" " + q(w))
 	}
 	also := paths.String()

@@ -58,12 +58,19 @@ type Sources struct {
 	CleanFlags []string // nil = no cleaning
 	FetchFlags []string
 	Attempts   int
+
+	// Of Submodules alone.
+	Recursive      bool
+	SubmoduleDepth int      // commits; 0 = all, -1 = as the job's own repository
+	SubmodulePaths []string // pathspecs of git; nil = all
+	SubmoduleFlags []string // of git submodule update
+	ForceHTTPS     bool
 }
 
 // ReadSources reads the job's variables as the runner does. What is no value
 // of theirs is the job's fault.
 func ReadSources(c *Call, r Response) (Sources, error) {
-	s := Sources{Strategy: StrategyFetch, Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1}
+	s := Sources{Strategy: StrategyFetch, Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1, SubmoduleDepth: -1}
 	if !r.AllowFetch {
 		s.Strategy = StrategyClone
 	}
@@ -78,7 +85,7 @@ func ReadSources(c *Call, r Response) (Sources, error) {
 	switch v := c.Var("GIT_SUBMODULE_STRATEGY"); v {
 	case "", "none":
 	case "normal", "recursive":
-		s.Submodules = true
+		s.Submodules, s.Recursive = true, v == "recursive"
 	default:
 		return s, bad("GIT_SUBMODULE_STRATEGY", v, "none, normal or recursive")
 	}
@@ -102,6 +109,17 @@ func ReadSources(c *Call, r Response) (Sources, error) {
 		s.FetchFlags = nil
 	default:
 		s.FetchFlags = strings.Fields(v)
+	}
+	// What is no number or truth here counts as not said, as with the runner.
+	if n, err := strconv.Atoi(c.Var("GIT_SUBMODULE_DEPTH")); err == nil && n >= 0 {
+		s.SubmoduleDepth = n
+	}
+	s.ForceHTTPS, _ = strconv.ParseBool(c.Var("GIT_SUBMODULE_FORCE_HTTPS"))
+	if v := strings.Fields(c.Var("GIT_SUBMODULE_PATHS")); len(v) > 0 {
+		s.SubmodulePaths = v
+	}
+	if v := strings.Fields(c.Var("GIT_SUBMODULE_UPDATE_FLAGS")); len(v) > 0 {
+		s.SubmoduleFlags = v
 	}
 	if v := c.Var("GET_SOURCES_ATTEMPTS"); v != "" {
 		n, err := strconv.Atoi(v)

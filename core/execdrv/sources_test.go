@@ -11,7 +11,7 @@ import (
 )
 
 func TestReadSources(t *testing.T) {
-	fetch := execdrv.Sources{Strategy: "fetch", Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1}
+	fetch := execdrv.Sources{Strategy: "fetch", Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1, SubmoduleDepth: -1}
 	with := func(change func(*execdrv.Sources)) execdrv.Sources {
 		s := fetch
 		change(&s)
@@ -30,7 +30,11 @@ func TestReadSources(t *testing.T) {
 		{"GIT_CHECKOUT=false", with(func(s *execdrv.Sources) { s.Checkout = false }), ""},
 		{"GIT_CHECKOUT=maybe", fetch, "GIT_CHECKOUT"},
 		{"GIT_SUBMODULE_STRATEGY=none", fetch, ""},
-		{"GIT_SUBMODULE_STRATEGY=recursive", with(func(s *execdrv.Sources) { s.Submodules = true }), ""},
+		{"GIT_SUBMODULE_STRATEGY=recursive", with(func(s *execdrv.Sources) { s.Submodules, s.Recursive = true, true }), ""},
+		{"GIT_SUBMODULE_STRATEGY=normal GIT_SUBMODULE_DEPTH=3 GIT_SUBMODULE_FORCE_HTTPS=true GIT_SUBMODULE_PATHS=lib GIT_SUBMODULE_UPDATE_FLAGS=--remote", with(func(s *execdrv.Sources) {
+			s.Submodules, s.SubmoduleDepth, s.ForceHTTPS, s.SubmodulePaths, s.SubmoduleFlags = true, 3, true, []string{"lib"}, []string{"--remote"}
+		}), ""},
+		{"GIT_SUBMODULE_DEPTH=deep GIT_SUBMODULE_FORCE_HTTPS=perhaps", fetch, ""},
 		{"GIT_SUBMODULE_STRATEGY=all", fetch, "GIT_SUBMODULE_STRATEGY"},
 		{"GIT_CLEAN_FLAGS=none GIT_FETCH_EXTRA_FLAGS=none", with(func(s *execdrv.Sources) { s.CleanFlags, s.FetchFlags = nil, nil }), ""},
 		{"GIT_CLEAN_FLAGS=-ffd_-e_x GIT_FETCH_EXTRA_FLAGS=--no-tags", with(func(s *execdrv.Sources) {

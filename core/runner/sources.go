@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -47,8 +48,8 @@ func (r *Runner) takeSources(ctx context.Context, j *job) error {
 		return inGuest(execdrv.EnvJobResponse + " is not set, so the host does not know what to fetch")
 	case j.sources.Strategy == execdrv.StrategyNone || j.sources.Strategy == execdrv.StrategyEmpty:
 		return nil // the runner's script clones nothing
-	case j.sources.Submodules:
-		return inGuest("GIT_SUBMODULE_STRATEGY is set, and the host fetches no submodules")
+	case j.sources.Submodules && guestFlag(j.sources.SubmoduleFlags) != "":
+		return inGuest("the host does not take " + guestFlag(j.sources.SubmoduleFlags) + " of GIT_SUBMODULE_UPDATE_FLAGS")
 	case git.RepoURL == "" || git.SHA == "" || !path.IsAbs(j.call.Var("CI_PROJECT_DIR")):
 		return inGuest("the job does not say what to fetch and where to")
 	}
@@ -57,6 +58,10 @@ func (r *Runner) takeSources(ctx context.Context, j *job) error {
 	}
 	start := r.now()
 	tree, err := r.Checkouts.Take(ctx, r.sourcesJob(j), func(line string) { r.say("%s", line) })
+	var guest *checkout.GuestOnly
+	if errors.As(err, &guest) {
+		return inGuest(guest.Why)
+	}
 	if err != nil {
 		return err
 	}
@@ -87,14 +92,38 @@ func (r *Runner) sourcesJob(j *job) checkout.Job {
 			agent = "gitlab-runner " + v + " " + c.Var("CI_RUNNER_EXECUTABLE_ARCH")
 		}
 	}
+	var sub *checkout.Submodules
+	if s.Submodules {
+		sub = &checkout.Submodules{Recursive: s.Recursive, Depth: s.SubmoduleDepth, Paths: s.SubmodulePaths, ForceHTTPS: s.ForceHTTPS}
+		if sub.Depth < 0 {
+			sub.Depth = git.Depth
+		}
+	}
 	slot := slotName(c.Var("CI_RUNNER_SHORT_TOKEN"), c.Var("CI_CONCURRENT_PROJECT_ID"))
 	return checkout.Job{
 		Slot: slot, Project: projectName(j), URL: git.RepoURL, User: "gitlab-ci-token", Token: token,
 		CA: c.Var("CI_SERVER_TLS_CA_FILE"), Insecure: insecure,
 		SHA: git.SHA, Ref: git.Ref, Refspecs: git.Refspecs, Depth: git.Depth, Format: git.Format,
 		Fresh: s.Strategy == execdrv.StrategyClone, NoCheckout: !s.Checkout, CleanFlags: s.CleanFlags, FetchFlags: s.FetchFlags,
-		Dir: c.Var("CI_PROJECT_DIR"), UserAgent: agent, Attempts: s.Attempts,
+		Dir: c.Var("CI_PROJECT_DIR"), UserAgent: agent, Attempts: s.Attempts, Submodules: sub,
 	}
+}
+
+// guestFlag is the first flag of git submodule update that changes what is
+// fetched, which is left to the guest's git; "" = there is none.
+func guestFlag(flags []string) string {
+	for i := 0; i < len(flags); i++ {
+		f := flags[i]
+		switch {
+		case f == "--jobs" || f == "-j":
+			i++ // how many at once, in the next word
+		case strings.HasPrefix(f, "--jobs=") || strings.HasPrefix(f, "-j"):
+		case slices.Contains([]string{"--progress", "--quiet", "-q", "--force", "-f", "--checkout", "--init", "--recommend-shallow"}, f):
+		default:
+			return f
+		}
+	}
+	return ""
 }
 
 // slotName is a directory for one concurrent place of one runner.
@@ -193,9 +222,18 @@ func (r *Runner) sourcesScript(c *execdrv.Call, rec Record, script io.Reader) (i
 	fmt.Fprintf(&b, "printf '%%s' %s\n", q(string(told)))
 	if url, user, token, ok := credentials(resp, c); ok {
 		conf := fmt.Sprintf("[url %s]\n\tinsteadOf = %s\n", configQuote(strings.Replace(url, "://", "://"+user+":"+token+"@", 1)), configQuote(url))
+		if v, _ := strconv.ParseBool(c.Var("GIT_SUBMODULE_FORCE_HTTPS")); v {
+			conf += fmt.Sprintf("[url %s]\n", configQuote(strings.Replace(url, "://", "://"+user+":"+token+"@", 1)+"/"))
+			for _, form := range checkout.SSHForms(url) {
+				conf += fmt.Sprintf("\tinsteadOf = %s\n", configQuote(form))
+			}
+		}
 		fmt.Fprintf(&b, "(umask 077; printf '%%s' %s > %s)\n", q(conf), q(gitConfigOf(project)))
 	}
 	b.WriteString("if git lfs version >/dev/null 2>&1; then git lfs pull; echo; fi\n")
+	if strings.Contains(string(told), checkout.SubmodulesTold) {
+		fmt.Fprintf(&b, "if git lfs version >/dev/null 2>&1; then printf '%%s\\n' %s; git submodule foreach --recursive 'git lfs pull'; fi\n", q("\x1b[32;1mPulling LFS files...\x1b[0;m"))
+	}
 	writeLines(&b, after)
 	b.WriteString("exit 0\n")
 	return strings.NewReader(b.String()), nil

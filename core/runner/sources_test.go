@@ -23,10 +23,14 @@ import (
 type fakeCheckouts struct {
 	jobs  []checkout.Job
 	swept []checkout.SweepOptions
+	err   error // of Take; nil = that nothing can be reached
 }
 
 func (f *fakeCheckouts) Take(_ context.Context, j checkout.Job, _ func(string)) (*checkout.Tree, error) {
 	f.jobs = append(f.jobs, j)
+	if f.err != nil {
+		return nil, f.err
+	}
 	return nil, fault.New(fault.Unavailable, "fetching the sources")
 }
 
@@ -72,10 +76,9 @@ func TestSourcesInTheGuest(t *testing.T) {
 		response string
 		say      string
 	}{
-		"submodules": {"CUSTOM_ENV_GIT_SUBMODULE_STRATEGY=recursive", sourcesResponse + "}", "virtkit: the sources are cloned in the guest: GIT_SUBMODULE_STRATEGY is set, and the host fetches no submodules\n"},
-		"no info":    {"", `{"id":77}`, "virtkit: the sources are cloned in the guest: the job does not say what to fetch and where to\n"},
-		"none":       {"CUSTOM_ENV_GIT_STRATEGY=none", sourcesResponse + "}", ""},
-		"empty":      {"CUSTOM_ENV_GIT_STRATEGY=empty", sourcesResponse + "}", ""},
+		"no info": {"", `{"id":77}`, "virtkit: the sources are cloned in the guest: the job does not say what to fetch and where to\n"},
+		"none":    {"CUSTOM_ENV_GIT_STRATEGY=none", sourcesResponse + "}", ""},
+		"empty":   {"CUSTOM_ENV_GIT_STRATEGY=empty", sourcesResponse + "}", ""},
 	} {
 		w := newWorld(t)
 		f := &fakeCheckouts{}
@@ -97,6 +100,39 @@ func TestSourcesInTheGuest(t *testing.T) {
 	}
 	if err := w.run.Prepare(t.Context(), w.call("CUSTOM_ENV_GIT_STRATEGY=pull")); fault.KindOf(err) != fault.JobFailed {
 		t.Errorf("a wrong strategy: %v", err)
+	}
+}
+
+// Submodules are asked for with the sources, unless a flag changes what they
+// are; what the host finds to be the guest's is cloned there.
+func TestSubmodules(t *testing.T) {
+	sub := func(vars ...string) (*fakeCheckouts, string) {
+		w := newWorld(t)
+		f := &fakeCheckouts{err: &checkout.GuestOnly{Why: "the submodule \"lib\" comes from elsewhere than the job's server"}}
+		w.run.Checkouts = f
+		w.response(sourcesResponse + "}")
+		w.prepare(append(vars, "CUSTOM_ENV_GIT_SUBMODULE_STRATEGY=recursive")...)
+		if w.host.Launched[0].Checkout != nil {
+			t.Errorf("%q: the guest has a tree of the host's", vars)
+		}
+		return f, w.trace.String()
+	}
+	f, trace := sub("CUSTOM_ENV_GIT_SUBMODULE_PATHS=lib :(exclude)x", "CUSTOM_ENV_GIT_SUBMODULE_FORCE_HTTPS=true", "CUSTOM_ENV_GIT_SUBMODULE_UPDATE_FLAGS=--jobs 4 -j2 --force")
+	if len(f.jobs) != 1 {
+		t.Fatalf("the host was asked %d times", len(f.jobs))
+	}
+	if d := cmp.Diff(&checkout.Submodules{Recursive: true, Depth: 20, Paths: []string{"lib", ":(exclude)x"}, ForceHTTPS: true}, f.jobs[0].Submodules); d != "" {
+		t.Error(d)
+	}
+	if want := "virtkit: the sources are cloned in the guest: the submodule \"lib\" comes from elsewhere than the job's server\n"; !strings.Contains(trace, want) {
+		t.Errorf("the trace is\n%s", trace)
+	}
+	if f, _ := sub("CUSTOM_ENV_GIT_SUBMODULE_DEPTH=1"); f.jobs[0].Submodules.Depth != 1 {
+		t.Errorf("a depth of their own: %+v", f.jobs[0].Submodules)
+	}
+	f, trace = sub("CUSTOM_ENV_GIT_SUBMODULE_UPDATE_FLAGS=--jobs 4 --remote")
+	if len(f.jobs) != 0 || !strings.Contains(trace, "virtkit: the sources are cloned in the guest: the host does not take --remote of GIT_SUBMODULE_UPDATE_FLAGS\n") {
+		t.Errorf("--remote: the host was asked for %+v\n%s", f.jobs, trace)
 	}
 }
 
