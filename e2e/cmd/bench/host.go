@@ -20,9 +20,7 @@ import (
 	"virtkit/core/admit"
 	"virtkit/core/atop"
 	"virtkit/core/atop/archive"
-	"virtkit/core/supervise"
 	"virtkit/core/usage"
-	"virtkit/e2e/host"
 	"virtkit/ledger"
 )
 
@@ -306,84 +304,6 @@ func (b *bench) summary(ctx context.Context) error {
 	b.add("host", "vk atop --summary, 1,000,000 records, CPU", "ms", median(cpus), "limit of the issue", 2000, 1)
 	b.add("host", "vk atop --summary beside unpacking and counting lines, CPU", "ms", median(cpus), "floor: zstdcat | wc -l", median(floors), 10)
 	b.add("host", "vk atop --summary, memory", "MiB", median(rss), "limit", 128, 1)
-	return nil
-}
-
-// idle: what an idle job costs while it is recorded as by default: its
-// supervisor on the host, and its agent, which is the recorder, in the guest.
-// Under emulation the guest's processor is many times slower than the host's,
-// and its clock counts what other work on the host takes from it.
-func (b *bench) idle(ctx context.Context) error {
-	h, err := host.New(".", filepath.Join(b.dir, "idle"), "[executor.vm]\ncpus = 1\nmem = \"512M\"\n[executor.schedule]\ndisk_default = \"64M\"\n")
-	if err != nil {
-		return err
-	}
-	d := h.Driver()
-	d.TmpRoot = b.dir
-	s, err := d.Open(map[string]string{
-		"CI_JOB_ID": "4712", "CI_JOB_NAME": "idle", "CI_PROJECT_PATH": "bench/idle", "CI_BUILDS_DIR": "/builds",
-		"CI_PROJECT_DIR": "/builds/bench/idle", "CI_JOB_TIMEOUT": "600", "CI_CONCURRENT_ID": "0", "MICROVM_IMAGE": "local/default",
-	}, []byte(`{"id":4712,"token":"x","job_info":{"name":"idle"}}`))
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	defer s.Cleanup(context.WithoutCancel(ctx))
-	if _, _, err := s.Config(ctx); err != nil {
-		return err
-	}
-	if res, err := s.Prepare(ctx); err != nil || res.Exit != 0 {
-		return fmt.Errorf("prepare: %d, %w: %s%s", res.Exit, err, res.Stdout, res.Stderr)
-	}
-	dirs := h.JobDirs()
-	if len(dirs) != 1 {
-		return fmt.Errorf("job directories %q, want one", dirs)
-	}
-	st, err := supervise.ReadState(filepath.Join(h.State, "jobs", dirs[0]))
-	if err != nil {
-		return err
-	}
-	guest := func() (time.Duration, error) {
-		res, err := s.Stage(ctx, "build_script", []byte("cat /proc/1/task/*/schedstat\n"))
-		if err != nil || res.Exit != 0 {
-			return 0, fmt.Errorf("%d, %w: %s", res.Exit, err, res.Stderr)
-		}
-		return turns(res.Stdout), nil
-	}
-	wait := func(d time.Duration) error {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(d):
-			return nil
-		}
-	}
-	// What the start has left is done, and asking twice tells what asking costs.
-	if err := wait(30 * time.Second); err != nil {
-		return err
-	}
-	var g [3]time.Duration
-	var s0, s1 time.Duration
-	var start time.Time
-	var wall time.Duration
-	for i := range g {
-		if i == 2 {
-			if err := wait(25 * time.Second); err != nil { // from what the stages have left
-				return err
-			}
-			s0, start = procTime(st.PID), time.Now()
-			if err := wait(60 * time.Second); err != nil {
-				return err
-			}
-			s1, wall = procTime(st.PID), time.Since(start)
-		}
-		if g[i], err = guest(); err != nil {
-			return err
-		}
-	}
-	share := func(cpu, of time.Duration) float64 { return max(0.001, 100*cpu.Seconds()/of.Seconds()) }
-	b.add("host", "idle job's supervisor", "% of a core", share(s1-s0, wall), "limit of the issue", 0.2, 1)
-	b.add("host", "recorder in the guest", "% of a core", share(max(0, g[2]-g[1]-(g[1]-g[0])), wall+25*time.Second), "limit of the issue", 0.5, 1)
 	return nil
 }
 
