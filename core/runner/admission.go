@@ -150,7 +150,7 @@ func (r *Runner) fullDisk(err error) error {
 	if rerr != nil {
 		return err
 	}
-	text := fmt.Sprintf("the filesystem of %s is %d%% used (%s free of %s", room.Path, percent(room.Size-room.Free, room.Size), usage.Size(room.Free), usage.Size(room.Size))
+	text := fmt.Sprintf("no room on the filesystem of %s, which is %d%% used now that what this attempt wrote is removed (%s free of %s", room.Path, percent(room.Size-room.Free, room.Size), usage.Size(room.Free), usage.Size(room.Size))
 	if room.Inodes > 0 {
 		text += fmt.Sprintf("; %d%% of its inodes", percent(room.Inodes-room.FreeInodes, room.Inodes))
 	}

@@ -370,7 +370,7 @@ func TestAPrepareThatFindsNoRoomNamesTheFilesystem(t *testing.T) {
 	w.host.LaunchErr = fault.New(fault.System, "starting guest x: disk: write /jobs/x/upper.img: no space left on device")
 	c := w.call()
 	err := w.run.Prepare(context.Background(), c)
-	if runner.Status(c, err) != 2 || !strings.Contains(err.Error(), "the filesystem of /jobs is 100% used (512 MiB free of 100.0 GiB; 75% of its inodes)") ||
+	if runner.Status(c, err) != 2 || !strings.Contains(err.Error(), "no room on the filesystem of /jobs, which is 100% used now that what this attempt wrote is removed (512 MiB free of 100.0 GiB; 75% of its inodes)") ||
 		!strings.Contains(err.Error(), "upper.img") || fault.HintOf(err) == "" {
 		t.Errorf("%v", err)
 	}

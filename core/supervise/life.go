@@ -34,7 +34,7 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 		}
 		err := s.whyGone(ctx, s.runSteps(ctx, s.bootSteps(), undo))
 		cancel()
-		if err != nil && s.from.restored && ctx.Err() == nil {
+		if err != nil && s.from.restored && ctx.Err() == nil && !ofTheImage(err) {
 			s.giveUpTemplate(s.from, err)
 			s.killGuest()
 			try = 0

@@ -8,6 +8,8 @@ import (
 	"os"
 	"time"
 
+	"virtkit/core/guestclient"
+	"virtkit/core/guestwire"
 	"virtkit/core/logx"
 	"virtkit/core/machine"
 )
@@ -95,6 +97,14 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 		s.log.Warn("keeping the guest as a template", "key", g.from.key, logx.Err, err)
 	}
 	return nil
+}
+
+// ofTheImage tells whether a guest's agent has got as far as the directories of
+// the guest's user and could not make those: the image lacks the user, say. A
+// boot ends the same way, and the template is good for the next guest.
+func ofTheImage(err error) bool {
+	re, ok := errors.AsType[*guestclient.RemoteError](err)
+	return ok && re.Op == guestwire.OpSetup && re.Stage == "dirs"
 }
 
 // giveUpTemplate is what follows a restored guest that did not start well: its

@@ -152,6 +152,22 @@ func TestBadTemplate(t *testing.T) {
 	}
 }
 
+// What the image lacks is not the template's fault: no second start, and the
+// template stays for the guests to come.
+func TestTemplateOutlivesAWrongUser(t *testing.T) {
+	s := &templates{dir: t.TempDir()}
+	works(t, run(t, &supervisetest.Driver{Key: "k"}, s.with))
+	d := &supervisetest.Driver{Key: "k", SetupErr: `user "nosuch" is not in /etc/passwd of the image`, SetupErrStage: "dirs"}
+	w := begin(t, d, s.with)
+	w.wait()
+	if s.drops != 0 || d.Boots() != 1 {
+		t.Errorf("%d templates dropped, %d starts; want none, and one start", s.drops, d.Boots())
+	}
+	if st := works(t, run(t, &supervisetest.Driver{Key: "k"}, s.with)); !st.Restored {
+		t.Error("the template is not used any more")
+	}
+}
+
 // A bad template that cannot be removed is not tried again by this guest.
 func TestBadTemplateStays(t *testing.T) {
 	s := &templates{dir: t.TempDir(), stuck: true}

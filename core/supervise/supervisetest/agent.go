@@ -316,6 +316,9 @@ func (a *agent) setup(st *yamux.Stream, body []byte) {
 		return
 	}
 	if a.d.SetupErr != "" {
+		if a.d.SetupErrStage != "" {
+			guestwire.Send(st, guestwire.Progress{Stage: a.d.SetupErrStage})
+		}
 		guestwire.Send(st, guestwire.Progress{Done: true, Err: a.d.SetupErr})
 		return
 	}

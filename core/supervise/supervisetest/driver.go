@@ -45,8 +45,9 @@ type Driver struct {
 	Garbage []byte
 	// Build answers Hello instead of version.Build, if not nil.
 	Build *string
-	// SetupErr fails Setup at its second stage.
-	SetupErr string
+	// SetupErr fails Setup at its second stage, or at SetupErrStage.
+	SetupErr      string
+	SetupErrStage string
 	// Linked is what a guest with tools says that it has linked.
 	Linked []string
 	// DieAtBoot ends a guest so as soon as it runs; boots counts from 1.
