@@ -187,9 +187,10 @@ func (f *Follower) heed(a *answer) {
 type patchState int
 
 const (
-	patched patchState = iota
-	moved              // GitLab has more, or less, than was thought
-	refused            // it takes no more
+	patched  patchState = iota
+	moved               // GitLab has more, or less, than was thought
+	refused             // it takes no more
+	rejected            // it finds fault with what is sent
 	failed
 )
 
@@ -219,6 +220,9 @@ func (f *Follower) patch(ctx context.Context, size int64) patchState {
 		return refused
 	}
 	f.Logger.Warn("sending a trace", "job", f.Job.ID, "error", r.unexpected(a))
+	if a.status >= 400 && a.status < 500 && !worthAnother(a.status) {
+		return rejected
+	}
 	return failed
 }
 
@@ -278,13 +282,20 @@ func (f *Follower) finish(ctx context.Context, res Result) error {
 }
 
 // flush sends the trace up to size, or until GitLab takes no more of it: the
-// last state is told all the same.
+// last state is told all the same. A GitLab that cannot be reached is asked
+// without end, as gitlab-runner does; one that answers each time that it does not
+// want what is sent, as often as the last state is told.
 func (f *Follower) flush(ctx context.Context, size int64) error {
-	for fails := 0; f.offset < size; {
+	for fails, rejects := 0, 0; f.offset < size; {
 		switch f.patch(ctx, size) {
 		case patched:
-			fails = 0
+			fails, rejects = 0, 0
 			continue
+		case rejected:
+			if rejects++; rejects >= f.Timing.Finals {
+				f.Logger.Error("the rest of a trace is not delivered: GitLab does not take it", "job", f.Job.ID, "bytes", size-f.offset)
+				return nil
+			}
 		case refused:
 			return nil
 		case moved:

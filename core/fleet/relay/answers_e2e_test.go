@@ -17,6 +17,7 @@ func TestAnswers(t *testing.T) {
 		delivered end = iota // whole, as the node ended it
 		dropped              // nothing is told any more
 		aborted              // told as cancelled
+		untraced             // told as the node ended it, without its trace
 	)
 	no := map[string]string{"Retry-After": "0"}
 	for _, c := range []struct {
@@ -38,6 +39,8 @@ func TestAnswers(t *testing.T) {
 		{gitlabtest.Rule{On: "patch", To: 7, Status: 503, Headers: no, Apply: true}, delivered}, // taken, and said not to be
 		{gitlabtest.Rule{On: "patch", To: 3, Status: 410}, delivered},
 		{gitlabtest.Rule{On: "patch", Status: 403}, aborted},
+		{gitlabtest.Rule{On: "patch", Status: 410}, untraced},
+		{gitlabtest.Rule{On: "patch", Status: 400}, untraced},
 		{gitlabtest.Rule{On: "put_final", To: 6, Status: 500, Headers: no}, delivered},
 		{gitlabtest.Rule{On: "put_final", To: 6, Status: 503, Headers: no, Apply: true}, delivered},
 		{gitlabtest.Rule{On: "put_final", To: 2, Status: 410}, delivered},
@@ -72,6 +75,10 @@ func TestAnswers(t *testing.T) {
 			case delivered:
 				_, f := w.ended(7)
 				if string(got.Trace) != "one\ntwo\n" || f.State != "failed" || f.ExitCode != 3 || f.Output.Checksum != gitlabtest.Checksum(got.Trace) {
+					t.Errorf("%+v, trace %q", f, got.Trace)
+				}
+			case untraced:
+				if _, f := w.ended(7); f.State != "failed" || f.ExitCode != 3 || len(got.Trace) != 0 {
 					t.Errorf("%+v, trace %q", f, got.Trace)
 				}
 			case aborted:
