@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/rogpeppe/go-internal/testscript"
@@ -45,7 +46,7 @@ func TestScripts(t *testing.T) {
 			e.Setenv("VIRTKIT_CONFIG", "")
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"status": status, "until": until},
 	})
 }
 
@@ -65,6 +66,23 @@ func status(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if want := args[0]; want != strconv.Itoa(code) {
 		ts.Fatalf("%s: status %d, want %s", strings.Join(args[1:], " "), code, want)
+	}
+}
+
+// until CMD… runs a command again and again, until it ends well: for what a
+// process in the background has yet to do.
+func until(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: until CMD...")
+	}
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		err := ts.Exec(args[0], args[1:]...)
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("%s: still %v after 2 minutes", strings.Join(args, " "), err)
+		}
 	}
 }
 

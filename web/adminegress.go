@@ -39,11 +39,8 @@ func (a *Admin) setEgress(ctx context.Context, c *call) (any, error) {
 			return nil, fault.New(fault.Usage, "nothing is to be set")
 		}
 		return a.Hub.SetRule(ctx, c.actor, *q.Add)
-	case "mode": // of one that is there
-		if _, err := a.Hub.Snapshot().Rule(q.Name); err != nil {
-			return nil, err
-		}
-		return a.Hub.SetRule(ctx, c.actor, hub.RuleChange{Name: q.Name, Mode: &q.Mode})
+	case "mode":
+		return a.Hub.SetRule(ctx, c.actor, hub.RuleChange{Name: q.Name, Mode: &q.Mode, Known: true})
 	case "delete":
 		return struct{}{}, a.Hub.DropRule(ctx, c.actor, q.Name)
 	}

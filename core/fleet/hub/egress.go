@@ -278,6 +278,8 @@ type RuleChange struct {
 	Run     *policy.Lists `json:"run,omitempty"`
 	Build   *policy.Lists `json:"build,omitempty"`
 	Mode    *string       `json:"mode,omitempty"`
+	// Known refuses a rule that is not there, instead of adding it.
+	Known bool `json:"known,omitempty"`
 }
 
 // SetRule adds a rule or changes one.
@@ -297,6 +299,8 @@ func (h *Hub) SetRule(ctx context.Context, actor string, q RuleChange) (out Egre
 		r, old := t.s.Rules[q.Name]
 		fallback := q.Name == FallbackRule
 		switch {
+		case !old && q.Known:
+			return noRule(q.Name)
 		case !old && len(t.s.Rules) >= MaxRules:
 			return fault.Newf(fault.Busy, "the hub holds %d rules already", len(t.s.Rules))
 		case fallback && q.Subject != nil:
@@ -356,15 +360,6 @@ func (h *Hub) DropRule(ctx context.Context, actor, name string) error {
 
 func noRule(name string) error {
 	return fault.Newf(fault.NotFound, "no egress rule %q", wire.Clean(name, 80)).Hint("vk-hub egress lists them")
-}
-
-// Rule finds one.
-func (s *Snapshot) Rule(name string) (EgressRule, error) {
-	r, ok := s.Rules[name]
-	if !ok {
-		return r, noRule(name)
-	}
-	return r, nil
 }
 
 func checkRuleLists(l *policy.Lists) error {
