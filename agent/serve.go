@@ -160,7 +160,9 @@ func (s *server) guard(_ string, f func()) {
 // session serves one connection until it ends.
 func (s *server) session(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
-	sess, err := yamux.Server(guestwire.JoinFrames(conn), guestwire.MuxConfig())
+	frames := guestwire.JoinFrames(conn)
+	frames.HoldAccepts()
+	sess, err := yamux.Server(frames, guestwire.MuxConfig())
 	if err != nil {
 		s.logf("session: %v", err)
 		return
@@ -182,7 +184,7 @@ func (s *server) session(ctx context.Context, conn net.Conn) {
 		streams.Add(1)
 		s.guard("stream", func() {
 			defer streams.Done()
-			s.stream(ctx, st)
+			s.stream(ctx, st, frames)
 		})
 	}
 }
@@ -190,11 +192,25 @@ func (s *server) session(ctx context.Context, conn net.Conn) {
 // headerLimit is how long a stream may be open before it says what it is.
 const headerLimit = 60 * time.Second
 
+// beginning reads a stream's first frame. A long one needs more of the window
+// than its sender has before the stream is accepted.
+type beginning struct {
+	io.Reader
+	frames *guestwire.Frames
+}
+
+func (b beginning) Read(p []byte) (int, error) {
+	if len(p) > guestwire.OpenWindow/4 {
+		b.frames.Flush()
+	}
+	return b.Reader.Read(p)
+}
+
 // stream serves one request.
-func (s *server) stream(ctx context.Context, st *yamux.Stream) {
+func (s *server) stream(ctx context.Context, st *yamux.Stream, frames *guestwire.Frames) {
 	st.SetReadDeadline(time.Now().Add(headerLimit))
 	var h guestwire.Header
-	if err := guestwire.Recv(st, &h); err != nil {
+	if err := guestwire.Recv(beginning{st, frames}, &h); err != nil {
 		if !errors.Is(err, io.EOF) {
 			s.logf("stream: %v", err)
 		}
@@ -204,10 +220,10 @@ func (s *server) stream(ctx context.Context, st *yamux.Stream) {
 	st.SetReadDeadline(time.Time{})
 	switch h.Op {
 	case guestwire.OpStdio: // lives on with its exec
-		s.execs.ServeStdio(st, h.Body)
+		s.execs.ServeStdio(st, frames, h.Body)
 		return
 	case guestwire.OpExec:
-		s.execs.ServeExec(st, h.Body)
+		s.execs.ServeExec(st, frames, h.Body)
 		return
 	}
 	defer st.Close()
@@ -231,6 +247,7 @@ func (s *server) stream(ctx context.Context, st *yamux.Stream) {
 	case guestwire.OpDial:
 		s.dial(ctx, st, h.Body)
 	case guestwire.OpWrite:
+		frames.Flush() // nothing is said until the last byte has come
 		reply(st, s.writeFile(st, h.Body))
 	case guestwire.OpSample:
 		s.sample(st)

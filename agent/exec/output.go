@@ -31,14 +31,17 @@ const ttyDrain = 2 * time.Second
 // the second case the end of the exec stream follows within it.
 const readerGrace = 100 * time.Millisecond
 
+// endGrace is how long the end of an output waits for the end of its program,
+// which nearly always follows at once: the host is then told both together.
+const endGrace = 5 * time.Millisecond
+
 // output moves what the program writes to the host.
 type output struct {
-	p       *process
-	f       *os.File // our end of the pipe, or the terminal's master
-	rc      syscall.RawConn
-	conn    net.Conn // nil = nobody asked for it
-	tty     bool
-	drained sync.WaitGroup // until all that was written before the end is out
+	p    *process
+	f    *os.File // our end of the pipe, or the terminal's master
+	rc   syscall.RawConn
+	conn net.Conn // nil = nobody asked for it
+	tty  bool
 }
 
 func newOutput(p *process, f *os.File, conn net.Conn) (*output, error) {
@@ -53,21 +56,36 @@ func newOutput(p *process, f *os.File, conn net.Conn) (*output, error) {
 // stop makes the pump go over to what is left.
 func (o *output) stop() { o.f.SetReadDeadline(time.Unix(1, 0)) }
 
-// pump copies until the program's end, then what it has written until then,
-// then closes the stream. A child that lives on may still write: that is read
-// and dropped, for it would die of a closed pipe.
+// pump copies until the program's end, then what it has written until then. It
+// closes the stream of a program that writes no more and goes on; that of one
+// that has ended is closed by serve. A child that lives on may still write: that
+// is read and dropped, for it would die of a closed pipe.
 func (o *output) pump() {
 	defer o.f.Close()
 	err := o.copy(-1)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = o.rest()
-	}
-	if o.conn != nil {
+	case o.conn != nil && !o.endsToo():
 		o.conn.Close()
 	}
-	o.drained.Done()
+	if o.p.filled.Add(-1) == 0 {
+		close(o.p.drained)
+	}
 	if err == nil || errors.Is(err, errHost) {
 		o.discard()
+	}
+}
+
+// endsToo tells whether the program has ended, or does within endGrace.
+func (o *output) endsToo() bool {
+	t := time.NewTimer(endGrace)
+	defer t.Stop()
+	select {
+	case <-o.p.over:
+		return true
+	case <-t.C:
+		return false
 	}
 }
 

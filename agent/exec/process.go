@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,7 +29,10 @@ type process struct {
 	tty    *os.File // master
 
 	lost     chan struct{} // closed when the host is gone
-	finished chan struct{} // closed when the program has ended and its output is out
+	over     chan struct{} // closed when the program has ended
+	drained  chan struct{} // closed when all that it wrote until then is out
+	finished chan struct{} // closed when the host is told
+	filled   atomic.Int32  // outputs that are not drained
 	ended    <-chan syscall.WaitStatus
 
 	mu   sync.Mutex
@@ -143,8 +147,11 @@ func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
 	if p.stdin != nil {
 		g("exec stdin", p.pumpIn)
 	}
+	p.filled.Store(int32(len(p.outs)))
+	if len(p.outs) == 0 {
+		close(p.drained)
+	}
 	for _, o := range p.outs {
-		o.drained.Add(1)
 		g("exec output", o.pump)
 		if o.conn != nil {
 			g("exec reader", o.watch)
@@ -158,7 +165,7 @@ func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
 const startWait = 500 * time.Millisecond
 
 // serve reports on the control stream until the program's end.
-func (p *process) serve(conn net.Conn, ctl *control) {
+func (p *process) serve(conn net.Conn, frames *guestwire.Frames, ctl *control) {
 	defer close(ctl.done)
 	start := time.NewTimer(startWait)
 	defer start.Stop()
@@ -186,7 +193,16 @@ func (p *process) serve(conn net.Conn, ctl *control) {
 			p.gone = true
 			p.mu.Unlock()
 			ev := p.finish(ws, ctl)
+			// One write of the port, and one interrupt of the host's.
+			frames.Hold()
+			for _, o := range p.outs {
+				if o.conn != nil {
+					o.conn.Close()
+				}
+			}
 			guestwire.Send(conn, ev)
+			conn.Close()
+			frames.Release()
 			// The host need not wait for that.
 			p.leaveCgroup()
 			p.srv.spareCgroup()
@@ -195,8 +211,7 @@ func (p *process) serve(conn net.Conn, ctl *control) {
 	}
 }
 
-// finish delivers what the program has written, closes its streams and makes
-// the last event.
+// finish delivers what the program has written and makes the last event.
 func (p *process) finish(ws syscall.WaitStatus, ctl *control) guestwire.ExecEvent {
 	if p.inPipe != nil {
 		p.inPipe.Close()
@@ -204,21 +219,15 @@ func (p *process) finish(ws syscall.WaitStatus, ctl *control) guestwire.ExecEven
 	if p.stdin != nil {
 		p.stdin.SetReadDeadline(time.Unix(1, 0))
 	}
+	close(p.over)
 	for _, o := range p.outs {
 		o.stop()
 	}
 	// The host may leave while its side of a stream is full.
-	all := make(chan struct{})
-	p.srv.opt.Guard("exec drain", func() {
-		for _, o := range p.outs {
-			o.drained.Wait()
-		}
-		close(all)
-	})
 	lost := ctl.lost
 	for waiting := true; waiting; {
 		select {
-		case <-all:
+		case <-p.drained:
 			waiting = false
 		case <-lost:
 			lost = nil

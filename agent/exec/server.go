@@ -103,13 +103,17 @@ type join struct {
 	ready chan struct{} // signalled when a stream arrives
 }
 
-// ServeStdio takes over the stream of an OpStdio request.
-func (s *Server) ServeStdio(conn net.Conn, body json.RawMessage) {
+// ServeStdio takes over the stream of an OpStdio request. frames, which may be
+// nil, are those of its session.
+func (s *Server) ServeStdio(conn net.Conn, frames *guestwire.Frames, body json.RawMessage) {
 	var m guestwire.Stdio
 	if err := json.Unmarshal(body, &m); err != nil || !validID(m.ID) || m.FD < 0 || m.FD > 2 {
 		s.opt.Logf("exec: refused a stdio stream: %v, id %q, fd %d", err, m.ID, m.FD)
 		conn.Close()
 		return
+	}
+	if m.FD == 0 {
+		frames.Flush() // the input may be long, and the program silent
 	}
 	s.mu.Lock()
 	j := s.joinLocked(m.ID)
@@ -156,8 +160,8 @@ func (s *Server) drop(id string, j *join) {
 }
 
 // ServeExec serves an OpExec stream until its program has ended, or has been
-// let go, and closes it.
-func (s *Server) ServeExec(conn net.Conn, body json.RawMessage) {
+// let go, and closes it. frames, which may be nil, are those of its session.
+func (s *Server) ServeExec(conn net.Conn, frames *guestwire.Frames, body json.RawMessage) {
 	s.telling.Add(1)
 	defer s.telling.Add(-1)
 	defer conn.Close()
@@ -190,7 +194,7 @@ func (s *Server) ServeExec(conn net.Conn, body json.RawMessage) {
 		guestwire.Send(conn, ev)
 		return
 	}
-	p.serve(conn, ctl)
+	p.serve(conn, frames, ctl)
 }
 
 // control is what the host says on an exec stream.
@@ -320,7 +324,7 @@ func (s *Server) start(req *guestwire.ExecRequest, fds [3]net.Conn) (*process, e
 	if err != nil {
 		return nil, err
 	}
-	p := &process{srv: s, req: req, user: u, lost: make(chan struct{}), finished: make(chan struct{})}
+	p := &process{srv: s, req: req, user: u, lost: make(chan struct{}), over: make(chan struct{}), drained: make(chan struct{}), finished: make(chan struct{})}
 	attr := &syscall.ProcAttr{Dir: dir, Env: env.kv, Sys: &syscall.SysProcAttr{Setsid: true}}
 	if s.opt.Root != "/" {
 		attr.Sys.Chroot = s.opt.Root

@@ -6,6 +6,7 @@
 package reap
 
 import (
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -62,6 +63,10 @@ func (r *Reaper) Start(path string, argv []string, attr *syscall.ProcAttr) (int,
 // the next Start: orphans can only come from below a child.
 func (r *Reaper) Run() {
 	for {
+		// Whoever was just told of an end goes first: with one processor for
+		// Go, a call that blocks takes it away for as long as the runtime's
+		// monitor needs to see that.
+		runtime.Gosched()
 		var ws syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &ws, 0, nil)
 		switch {

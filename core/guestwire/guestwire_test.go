@@ -261,6 +261,72 @@ func (w *failAfter) Write(p []byte) (int, error) {
 }
 
 // A failed write tells how much of the body went, whichever part failed.
+// Frames that may wait do, until they are let go or something else goes.
+func TestJoinFramesHeld(t *testing.T) {
+	w := &writes{}
+	f := guestwire.JoinFrames(w)
+	frame := func(typ, flags, stream, n byte) []byte { return []byte{0, typ, 0, flags, 0, 0, 0, stream, 0, 0, 0, n} }
+	accept, end := frame(1, 2, 3, 9), frame(1, 4, 3, 0)
+	write := func(frames ...[]byte) {
+		t.Helper()
+		for _, p := range frames {
+			if n, err := f.Write(p); n != len(p) || err != nil {
+				t.Errorf("Write(%v) = %d, %v", p, n, err)
+			}
+		}
+	}
+	went := func(want ...[]byte) {
+		t.Helper()
+		if d := cmp.Diff(want, w.all); d != "" {
+			t.Errorf("writes (-want +got):\n%s", d)
+		}
+		w.all = nil
+	}
+	f.HoldAccepts()
+	write(accept, accept)
+	went()
+	write(end)
+	went(slices.Concat(accept, accept, end))
+	write(accept)
+	f.Flush()
+	went(accept)
+	f.Flush()
+	went()
+
+	said := [][]byte{accept, frame(0, 0, 3, 2), []byte("hi"), end, frame(0, 0, 5, 3), []byte("all"), end}
+	f.Hold()
+	f.Hold()
+	write(said...)
+	f.Release()
+	went()
+	f.Release()
+	went(slices.Concat(said...))
+
+	// What one write has no room for does not wait.
+	f.Hold()
+	long := bytes.Repeat([]byte("long"), 20<<10)
+	write(end, frame(0, 0, 3, 0xff), long)
+	if got := bytes.Join(w.all, nil); len(got) != 2*12+len(long) {
+		t.Errorf("of a long body %d bytes were written", len(got))
+	}
+	f.Release()
+
+	// A failure that nobody was told of is that of the next write.
+	f = guestwire.JoinFrames(&failAfter{n: 5})
+	f.HoldAccepts()
+	write(accept)
+	f.Flush()
+	if n, err := f.Write(end); n != 0 || err != io.ErrClosedPipe {
+		t.Errorf("Write after a failed Flush = %d, %v", n, err)
+	}
+
+	var none *guestwire.Frames
+	none.HoldAccepts()
+	none.Hold()
+	none.Release()
+	none.Flush()
+}
+
 func TestJoinFramesFailure(t *testing.T) {
 	header := []byte{0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0}
 	body := make([]byte, 64<<10)
