@@ -73,7 +73,7 @@ func TestCannotWrite(t *testing.T) {
 	}
 }
 
-// TestLogIsBounded writes while readers overlap, so that there is one at any
+// TestLogIsBounded (S42) writes while readers overlap, so that there is one at any
 // time.
 func TestLogIsBounded(t *testing.T) {
 	d := open(t, filepath.Join(t.TempDir(), "db"))

@@ -5,8 +5,11 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +93,92 @@ func TestEchoAndBinding(t *testing.T) {
 	}
 	if err := c.Write(ctx, []byte("still")); err != nil {
 		t.Errorf("after one that was not sent: %v", err)
+	}
+}
+
+// S40: no message that is allowed ends a connection, whatever its size.
+func TestSizes(t *testing.T) {
+	url, d := serve(t, func(ctx context.Context, c *wsx.Conn) {
+		for {
+			b, err := c.Read(ctx)
+			if err != nil || c.Write(ctx, b) != nil {
+				return
+			}
+		}
+	})
+	ctx := within(t)
+	c, err := d.Dial(ctx, url+"/ws", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseNow()
+	for _, n := range []int{0, 1, 125, 126, 32<<10 - 1, 32 << 10, 32<<10 + 1, 65535, 65536, wsx.Limit - 1, wsx.Limit} {
+		m := bytes.Repeat([]byte("x"), n)
+		if err := c.Write(ctx, m); err != nil {
+			t.Fatalf("%d bytes: %v", n, err)
+		}
+		if b, err := c.Read(ctx); err != nil || !bytes.Equal(b, m) {
+			t.Fatalf("%d bytes came back as %d, %v", n, len(b), err)
+		}
+	}
+}
+
+// S40: what a frame announces is not what memory is taken for, and what comes
+// of it beyond the limit ends the connection with its code.
+func TestAnnounced(t *testing.T) {
+	ends := make(chan error, 1)
+	waiting := make(chan struct{})
+	url, d := serve(t, func(ctx context.Context, c *wsx.Conn) {
+		close(waiting)
+		_, err := c.Read(ctx)
+		ends <- err
+	})
+	var raw net.Conn
+	d.Net = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		c, err := new(net.Dialer).DialContext(ctx, network, addr)
+		if err != nil {
+			return nil, err
+		}
+		// The TLS is ours, so that what is written below the library is too.
+		conf := d.TLS.Clone()
+		conf.ServerName = "127.0.0.1"
+		tc := tls.Client(c, conf)
+		if err := tc.HandshakeContext(ctx); err != nil {
+			return nil, err
+		}
+		raw = tc
+		return tc, nil
+	}
+	plain := d
+	plain.TLS = nil
+	if _, err := plain.Dial(within(t), "ws"+strings.TrimPrefix(url, "wss")+"/ws", nil); err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	<-waiting
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	frame := []byte{0x81, 0x80 | 127, 0, 0, 0, 0, 0x40, 0, 0, 0, 0, 0, 0, 0} // text, masked with zeros, 1 GiB
+	if _, err := raw.Write(frame); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := raw.Write(bytes.Repeat([]byte("x"), 64<<10)); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	if got := after.HeapSys - before.HeapSys; got > 64<<20 {
+		t.Errorf("a frame that announces 1 GiB took %d bytes", got)
+	}
+	// More than the limit: the rest never comes.
+	raw.Write(bytes.Repeat([]byte("x"), wsx.Limit))
+	if err := <-ends; !errors.Is(err, wsx.ErrTooBig) {
+		t.Errorf("the reader got %v", err)
+	}
+	// The close frame of the other side: opcode 8, code 1009.
+	b := make([]byte, 4)
+	raw.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := io.ReadFull(raw, b); err != nil || b[0] != 0x88 || int(b[2])<<8|int(b[3]) != wsx.TooBig {
+		t.Errorf("it closed with % x, %v; want code %d", b, err, wsx.TooBig)
 	}
 }
 
