@@ -237,9 +237,7 @@ func (s *session) retried(ctx context.Context, who string, do func(try int) erro
 
 // nameOf is the name of the file that is uploaded.
 func nameOf(a job.Artifact, name string) string {
-	if name = path.Base(name); name == "." || name == "/" {
-		name = "artifacts"
-	}
+	name = baseName(name)
 	switch a.Format {
 	case job.Gzip:
 		return name + ".gz"
@@ -249,4 +247,12 @@ func nameOf(a job.Artifact, name string) string {
 		return name + ".tar.zst"
 	}
 	return name + ".zip"
+}
+
+// baseName is an artifact's name as the beginning of a file's.
+func baseName(name string) string {
+	if name = path.Base(name); name == "." || name == "/" {
+		return "artifacts"
+	}
+	return name
 }

@@ -12,7 +12,6 @@ import (
 	"os"
 	"strings"
 
-	"virtkit/core/archive/pack"
 	"virtkit/core/cijob"
 	"virtkit/core/cijob/transfer"
 	"virtkit/core/fleet/job"
@@ -31,10 +30,9 @@ func (c *Client) Upload(ctx context.Context, t cijob.Transfer, a job.Artifact) (
 		return job.Failed, err
 	}
 	defer f.Close()
-	level, _ := t.Lookup("ARTIFACT_COMPRESSION_LEVEL")
 	n := 0
 	err = transfer.Archive(ctx, t, transfer.Selection{Paths: a.Paths, Exclude: a.Exclude, Untracked: a.Untracked}, s.log, func(r io.Reader) (err error) {
-		n, err = pack.Write(&transfer.Capped{W: f, N: transfer.MaxArchive}, r, a.Format, pack.Level(level))
+		n, err = packed(&transfer.Capped{W: f, N: transfer.MaxArchive}, r, t, a)
 		return err
 	})
 	switch {
