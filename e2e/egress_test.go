@@ -252,6 +252,7 @@ virtkit:   dns one.test (once): outside the node's [egress] allow_name
 		want(t, "prepare", `
 virtkit: egress under the hub's rules: default (dry-run, not enforced: next)
 virtkit:   run: node cap (dry-run, not enforced) unrestricted; hub names web.test, ips none; job not narrowed
+virtkit:   build: node cap unrestricted; hub unrestricted; job not narrowed
 `, j.prepare)
 		want(t, "the script's output", "name\n", string(j.build.Stdout))
 		lines := strings.SplitAfter(string(j.build.Stderr), "\n")

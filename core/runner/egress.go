@@ -124,13 +124,16 @@ func (r *Runner) readEgress(c *execdrv.Call, resp execdrv.Response, services []S
 		Audit:  d.audit, StrictNames: r.Set.Egress.StrictNames, Site: SiteOf(c, resp),
 		Cap: policy.ReportCap(r.Set.Egress.Run, r.Set.Egress.DryRun).Fingerprint,
 	}
-	for _, line := range policy.LayerLines(&e.Policy, nil) {
+	// What the build phase is held to is told of each job: whether one builds is
+	// its image's to say.
+	build := &policy.Policy{Phase: policy.Build, Cap: r.Set.Egress.Build, Hub: hub, Job: d.build}
+	for _, line := range policy.LayerLines(&e.Policy, build) {
 		r.write(line + "\n")
 	}
 	if d.warning != "" {
 		r.write(d.warning + "\n")
 	}
-	e.Refusals = e.Policy.Unreachable()
+	e.Refusals = append(e.Policy.Unreachable(), build.Unreachable()...)
 	for _, f := range e.Refusals {
 		r.write(f.Warning() + "\n")
 	}

@@ -167,13 +167,21 @@ func TestEgressUnderTheHubsRules(t *testing.T) {
 	w.run.Hub = hub{egress: &policy.HubEgress{Rules: []string{"default"}, Run: policy.Lists{Names: []string{"corp.example.com"}, IPs: []policy.IPRule{}},
 		DryRun: []policy.HubDryRule{{Rule: "next", Run: policy.Lists{Names: []string{}}}}}}
 	do := w.switchboard()
-	w.env = append(w.env, "CUSTOM_ENV_MICROVM_EGRESS_DRY_RUN=on", "CUSTOM_ENV_MICROVM_EGRESS_ALLOW_NAME=b.example")
+	w.run.Set.Egress.Build = policy.Lists{Names: []string{"debian.org", "crates.io"}}
+	w.env = append(w.env, "CUSTOM_ENV_MICROVM_EGRESS_DRY_RUN=on", "CUSTOM_ENV_MICROVM_EGRESS_ALLOW_NAME=b.example",
+		"CUSTOM_ENV_MICROVM_BUILD_EGRESS_ALLOW_NAME=deb.debian.org pypi.org")
 	w.prepare()
 	w.wantLines("prepare", `
+virtkit: warning: MICROVM_BUILD_EGRESS_ALLOW_NAME is not obeyed yet: images are not built from Dockerfiles yet
 virtkit: egress under the hub's rules: default (dry-run, not enforced: next)
 virtkit:   run: node cap (dry-run, not enforced) unrestricted; hub names corp.example.com, ips none; job names b.example, ips none
+virtkit:   build: node cap names debian.org crates.io, ips none; hub unrestricted; job names deb.debian.org pypi.org, ips none
 virtkit: warning: MICROVM_EGRESS_ALLOW_NAME b.example: outside the hub's egress rules (default), its lookups will be refused
+virtkit: warning: MICROVM_BUILD_EGRESS_ALLOW_NAME pypi.org: outside the node's [egress.build] allow_name, its lookups will be refused
 `)
+	if f := w.host.Launched[0].Net.Egress.Refusals; len(f) != 2 || f[1].Phase != policy.Build || f[1].Layer != policy.LayerNodeCap {
+		t.Errorf("for the report: %+v", f)
+	}
 	w.does(func() { do(dns("x.example")) }, func() { do(dns("git.corp.example.com")) })
 	w.stage("build_script", "x", nil)
 	w.wantLines("build_script", `
