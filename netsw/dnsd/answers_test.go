@@ -59,6 +59,45 @@ func TestWhatAnswersOpen(t *testing.T) {
 			addA(m, "n0.test.", "192.0.2.1", 9)
 			m.Extra, m.Answer = m.Answer, nil
 		}, nil, 0, 0},
+		"the authority section": {func(m *dns.Msg) {
+			addA(m, "n0.test.", "192.0.2.1", 9)
+			m.Ns, m.Answer = m.Answer, nil
+		}, nil, 0, 0},
+		"addresses in hints": {func(m *dns.Msg) {
+			hint := &dns.SVCBIPv4Hint{Hint: []net.IP{net.IPv4(192, 0, 2, 1)}}
+			m.Answer = append(m.Answer, &dns.HTTPS{SVCB: dns.SVCB{Hdr: dns.RR_Header{Name: "n0.test.", Rrtype: dns.TypeHTTPS, Class: dns.ClassINET, Ttl: 9}, Priority: 1, Target: ".", Value: []dns.SVCBKeyValue{hint}}})
+		}, nil, 0, 0},
+		"addresses in IPv6's clothes": {func(m *dns.Msg) { // mapped, NAT64's, 6to4's
+			for _, a := range []string{"::ffff:192.0.2.1", "64:ff9b::c000:201", "2002:c000:201::1"} {
+				m.Answer = append(m.Answer, &dns.AAAA{Hdr: dns.RR_Header{Name: "n0.test.", Rrtype: dns.TypeAAAA, Class: dns.ClassINET, Ttl: 9}, AAAA: net.ParseIP(a)})
+			}
+		}, nil, 0, 0},
+		"a tree that moved": {func(m *dns.Msg) { // RFC 6672: the alias is made of it
+			m.Answer = append(m.Answer, &dns.DNAME{Hdr: dns.RR_Header{Name: "test.", Rrtype: dns.TypeDNAME, Class: dns.ClassINET, Ttl: 9}, Target: "moved."})
+			cname(m, "n0.test.", "n0.moved.", 9)
+			addA(m, "n0.moved.", "192.0.2.1", 9)
+		}, []string{"n0.test", "n0.moved"}, 1, 9 * time.Second},
+		"a tree that moved, without the alias": {func(m *dns.Msg) {
+			m.Answer = append(m.Answer, &dns.DNAME{Hdr: dns.RR_Header{Name: "test.", Rrtype: dns.TypeDNAME, Class: dns.ClassINET, Ttl: 9}, Target: "moved."})
+			addA(m, "n0.moved.", "192.0.2.1", 9)
+		}, nil, 0, 0},
+		"another class": {func(m *dns.Msg) {
+			addA(m, "n0.test.", "192.0.2.1", 9)
+			m.Answer[0].Header().Class = dns.ClassCHAOS
+		}, nil, 0, 0},
+		"an address of six bytes": {func(m *dns.Msg) {
+			m.Answer = append(m.Answer, &dns.RFC3597{Hdr: dns.RR_Header{Name: "n0.test.", Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 9}, Rdata: "c00002010000"})
+		}, nil, 0, 0},
+		"two aliases of one name": {func(m *dns.Msg) {
+			cname(m, "n0.test.", "n1.test.", 9)
+			cname(m, "n0.test.", "evil.test.", 9)
+			addA(m, "evil.test.", "192.0.2.2", 9)
+			addA(m, "n1.test.", "192.0.2.1", 9)
+		}, names(1), 1, 9 * time.Second},
+		"an alias for the name in other letters": {func(m *dns.Msg) {
+			cname(m, "N0.TEST.", "n1.tEst.", 9)
+			addA(m, "N1.test.", "192.0.2.1", 9)
+		}, names(1), 1, 9 * time.Second},
 		"records that nobody knows": {func(m *dns.Msg) {
 			m.Answer = append(m.Answer, &dns.RFC3597{Hdr: dns.RR_Header{Name: "n0.test.", Rrtype: 65000, Class: dns.ClassINET}, Rdata: "ff00"},
 				&dns.RFC3597{Hdr: dns.RR_Header{Name: "n0.test.", Rrtype: dns.TypeHTTPS, Class: dns.ClassINET}, Rdata: "00"})

@@ -293,7 +293,11 @@ func parse(b []byte) (*question, oddity) {
 		return nil, refused
 	}
 	m := new(dns.Msg)
-	if err := m.Unpack(b); err != nil || len(m.Question) != 1 || len(m.Answer) != 0 || len(m.Ns) != 0 {
+	if err := m.Unpack(b); err != nil || len(m.Question) != 1 {
+		return nil, refused
+	}
+	// Records that the header has and the message has not are passed over by Unpack.
+	if binary.BigEndian.Uint32(b[6:]) != 0 || len(m.Extra) != int(binary.BigEndian.Uint16(b[10:])) {
 		return nil, refused
 	}
 	qu := &question{id: m.Id, q: m.Question[0], msg: m, size: minSize}
