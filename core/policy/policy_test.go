@@ -25,3 +25,18 @@ func TestFuncDecides(t *testing.T) {
 		t.Errorf("Decide(a.test) = %+v, want allowed", v)
 	}
 }
+
+func TestCleanName(t *testing.T) {
+	for in, want := range map[string]string{
+		"": ".", ".": ".", "WWW.Example.com.": "www.example.com", "_sip._tcp.example": "_sip._tcp.example",
+		`a\.b.example`: "a?b.example", `b\195\188cher.example`: "b??cher.example", "bücher.example": "b?cher.example",
+		`x\000`: "x?", `x\\.y`: "x?.y", `x\`: "x?", `x\.`: "x?", `\12`: "?2", `\é.y`: "??.y", "a*b": "a?b", "x\ny": "x?y",
+	} {
+		if got := policy.CleanName(in); got != want {
+			t.Errorf("CleanName(%q) = %q, want %q", in, got, want)
+		}
+		if again := policy.CleanName(want); again != want {
+			t.Errorf("CleanName(%q) = %q: it is clean", want, again)
+		}
+	}
+}

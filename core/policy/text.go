@@ -14,14 +14,20 @@ const (
 
 // CleanName is a name fit for a trace or a list: lower case, no final dot, at
 // most 253 bytes, and each character outside those a hostname is spelled with
-// replaced by "?". The root is ".".
+// replaced by "?", a byte that is written as an escape (a\.b, \195) being one
+// character. The root is ".".
 func CleanName(name string) string {
 	name = CanonicalName(name)
 	if name == "" {
 		return "."
 	}
 	var b strings.Builder
-	for _, r := range name {
+	for len(name) > 0 {
+		r, n := utf8.DecodeRuneInString(name)
+		if r == '\\' {
+			n = escape(name)
+		}
+		name = name[n:]
 		switch {
 		case b.Len() >= maxName-3:
 			return b.String() + "..?"
@@ -32,6 +38,15 @@ func CleanName(name string) string {
 		}
 	}
 	return b.String()
+}
+
+// escape is how long the escape is that s begins with: a backslash with three
+// digits or any other byte.
+func escape(s string) int {
+	if len(s) >= 4 && strings.Trim(s[1:4], "0123456789") == "" {
+		return 4
+	}
+	return min(2, len(s))
 }
 
 // CleanText is text of others, at most n bytes, with everything that does not
