@@ -227,6 +227,10 @@ func TestReportS31NamesOnOneAddress(t *testing.T) {
 				"ok by HTTP":  {[]byte("GET / HTTP/1.1\r\nHost: OK.example.:80\r\n\r\n"), false},
 				"bad by HTTP": {[]byte("GET / HTTP/1.1\r\nHost: bad.example\r\n\r\n"), true},
 				"no name":     {[]byte("hello\n"), false},
+
+				"ok by TLS, loud and with a dot": {bytes.Replace(tlsHello(t, "ok.examplex"), []byte("ok.examplex"), []byte("OK.EXAMPLE."), 1), false},
+				"two hosts":                      {[]byte("GET / HTTP/1.1\r\nHost: ok.example\r\nHost: bad.example\r\n\r\n"), true},
+				"a whole URL":                    {[]byte("GET http://bad.example/ HTTP/1.1\r\nHost: ok.example\r\n\r\n"), true},
 			} {
 				c0, err := g.Dial(within(t), at(sw, port))
 				if err != nil {
@@ -249,9 +253,9 @@ func TestReportS31NamesOnOneAddress(t *testing.T) {
 					askedFor = append(askedFor, fmt.Sprintf("%s asked for %s, opened by %s: %d", e.Outcome, e.Asked, e.Opened, e.Count))
 				}
 			}
-			want := []string{"observed asked for bad.example, opened by ok.example: 2"}
+			want := []string{"observed asked for bad.example, opened by ok.example: 4"}
 			if strict {
-				want = []string{"blocked asked for bad.example, opened by ok.example: 2"}
+				want = []string{"blocked asked for bad.example, opened by ok.example: 4"}
 			}
 			if !slices.Equal(askedFor, want) {
 				t.Errorf("the record says %q, want %q", askedFor, want)

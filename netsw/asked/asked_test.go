@@ -81,6 +81,35 @@ func TestHellos(t *testing.T) {
 	}
 }
 
+// Names as Go's client does not write them, which others may.
+func TestNamesOfHellos(t *testing.T) {
+	h := helloOf(t, &tls.Config{ServerName: "good.example"})
+	at := strings.Index(string(h), "good.example")
+	for in, want := range map[string][]string{ // each as long as the name that it stands for
+		"GOOD.EXAMPLE": {"GOOD.EXAMPLE"}, "good.exampl.": {"good.exampl."}, "xn--bcher-kv": {"xn--bcher-kv"},
+		"192.0.2.123.": nil, "192.000.2.12": {"192.000.2.12"}, "............": {"............"},
+		"b\xc3\xbccher.test": {"?"}, "*.exampl.com": {"?"}, "good.exampl\n": {"?"}, "a.example:80": {"?"}, "good\\examplx": {"?"},
+	} {
+		b := append([]byte(nil), h...)
+		if copy(b[at:], in) != len("good.example") {
+			t.Fatalf("%q is not as long as the name that it stands for", in)
+		}
+		names, more := asked.Parse(b)
+		if d := cmp.Diff(want, names); d != "" || more {
+			t.Errorf("%q: more %v (-want +got):\n%s", in, more, d)
+		}
+	}
+	// Two names: a server may take either.
+	list := []byte("\x00\x00\x00\x1a\x00\x18\x00\x00\x09a.example\x00\x00\x09b.example")
+	body := append([]byte("\x03\x03"+strings.Repeat("r", 32)+"\x00\x00\x02\x13\x01\x01\x00"), append([]byte{0, byte(len(list))}, list...)...)
+	b := append([]byte{22, 3, 1, 0, byte(len(body) + 4), 1, 0, 0, byte(len(body))}, body...)
+	for _, h := range [][]byte{b, records(b, 1), records(b, 50)} {
+		if names, more := asked.Parse(h); more || strings.Join(names, " ") != "a.example b.example" {
+			t.Errorf("two names in a hello: %q, %v", names, more)
+		}
+	}
+}
+
 func TestHellosThatCannotBeRead(t *testing.T) {
 	h := helloOf(t, &tls.Config{ServerName: "good.example"})
 	at := strings.Index(string(h), "good.example")
