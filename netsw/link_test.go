@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"virtkit/core/fault"
+	"virtkit/core/logx"
 	"virtkit/netsw"
 	"virtkit/netsw/frame"
 	"virtkit/netsw/netswtest"
@@ -434,5 +436,14 @@ func TestBurstBetweenGuests(t *testing.T) {
 	})
 	if got.Load() < n*9/10 {
 		t.Errorf("%d of %d frames came; a: %+v, b: %+v", got.Load(), n, pa.Stats(), pb.Stats())
+	}
+}
+
+// IPv6 is off, and who looks at the log is told so when the switch is made.
+func TestIPv6IsSaidToBeOff(t *testing.T) {
+	var log bytes.Buffer
+	sw := open(t, netsw.Config{Log: logx.New(&log, slog.LevelInfo, false)})
+	if sw.Close(); !strings.Contains(log.String(), "IPv6 is off") {
+		t.Errorf("the log says %q", log.String())
 	}
 }

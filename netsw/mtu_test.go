@@ -20,7 +20,7 @@ import (
 	"virtkit/netsw/netswtest"
 )
 
-// A guest may forward to a network of its own with a smaller MTU, such as its
+// Public case S35: a guest may forward to a network of its own with a smaller MTU, such as its
 // containers': what the switch sends it can be cut there. TCP keeps to what the
 // other side says; datagrams and echo answers are not marked as whole for ever.
 func TestInnerNetworkWithSmallerMTU(t *testing.T) {
@@ -92,7 +92,7 @@ func TestInnerNetworkWithSmallerMTU(t *testing.T) {
 
 const inNS = "VK_NETSW_INSIDE"
 
-// The host's way out has a small MTU in the middle, which only the router there
+// Public case S35: the host's way out has a small MTU in the middle, which only the router there
 // knows: TCP and UDP of a guest, whose own MTU is far larger, get through.
 func TestSmallOuterMTU(t *testing.T) {
 	if os.Getenv(inNS) == "" {

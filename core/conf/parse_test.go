@@ -103,7 +103,7 @@ func TestDefaults(t *testing.T) {
 }
 
 // TestProblems is S37: each slip is refused with its place, what was
-// expected, and the nearest right name.
+// expected, and the nearest right name; S33's and S32's malformed rules too.
 func TestProblems(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"[egres]\nallow_ip = []\n", `f:1:2: egres: is not a section; did you mean [egress]?`},
@@ -138,6 +138,12 @@ func TestProblems(t *testing.T) {
 		{"[egress]\nallow_name = [\"*.a.example\", 3, \"b.example.\"]\n", `f:2:15: egress.allow_name: entry 1 is "*.a.example", a pattern: a suffix matches the names below it already (write a.example)
 f:2:30: egress.allow_name: entry 2 is the number 3, expected a string
 f:2:33: egress.allow_name: entry 3 is "b.example.", a trailing dot (write b.example)`},
+		{"[egress]\nallow_name = [\"*\", \"*foo.com\", \"a.*.com\", \"**.com\", \".com\", \"example.com.\"]\n", `f:2:15: egress.allow_name: entry 1 is "*", a pattern: a suffix matches the names below it already
+f:2:20: egress.allow_name: entry 2 is "*foo.com", a pattern: a suffix matches the names below it already
+f:2:32: egress.allow_name: entry 3 is "a.*.com", a pattern: a suffix matches the names below it already
+f:2:43: egress.allow_name: entry 4 is "**.com", a pattern: a suffix matches the names below it already
+f:2:53: egress.allow_name: entry 5 is ".com", a leading dot: a suffix matches the names below it already (write com)
+f:2:61: egress.allow_name: entry 6 is "example.com.", a trailing dot (write example.com)`},
 		{"[egress]\nallow_ip = [\"a.example\", \"2001:db8::/32\", \"10.0.0.0/8:0\"]\n", `f:2:13: egress.allow_ip: entry 1 is "a.example", a name, which belongs in allow_name
 f:2:26: egress.allow_ip: entry 2 is "2001:db8::/32", IPv6, which guests do not have: write an IPv4 network
 f:2:43: egress.allow_ip: entry 3 is "10.0.0.0/8:0", the port "0" is not a number from 1 to 65535`},

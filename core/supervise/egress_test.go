@@ -116,3 +116,30 @@ func TestEgressOnANetworkThatCannot(t *testing.T) {
 		t.Errorf("Run = %v; want a guest that does not start", w.err)
 	}
 }
+
+// Public case S34: where the switch cannot be made, or a port of it, the guest
+// does not start; it is not given another network.
+func TestNetworkThatCannotBeMade(t *testing.T) {
+	for what, n := range map[string]func(context.Context, string, supervise.Spec) (supervise.Network, error){
+		"no switch": func(context.Context, string, supervise.Spec) (supervise.Network, error) {
+			return nil, fault.New(fault.Usage, "the switch cannot be made")
+		},
+		"no port": func(context.Context, string, supervise.Spec) (supervise.Network, error) { return new(unpluggable), nil },
+	} {
+		t.Run(what, func(t *testing.T) {
+			d := &supervisetest.Driver{}
+			w := begin(t, d, keep, func(_ *supervise.Spec, deps *supervise.Deps) { deps.NewNetwork = n })
+			w.wait()
+			if w.err == nil || !strings.Contains(w.err.Error(), "cannot be made") || d.Boots() != 0 {
+				t.Errorf("Run = %v after %d boots; want what is wrong, and no guest", w.err, d.Boots())
+			}
+		})
+	}
+}
+
+// unpluggable is a network that gives no guest a place.
+type unpluggable struct{ supervisetest.Network }
+
+func (*unpluggable) Plug(context.Context, string, supervise.NetSpec) (supervise.Plugged, error) {
+	return nil, errors.New("the port cannot be made")
+}
