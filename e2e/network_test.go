@@ -533,7 +533,7 @@ func TestHostLoopbackIsOpenedOnRequest(t *testing.T) {
 	nothingLeft(t, h)
 }
 
-// --net none has no network device but the loopback, and no resolver.
+// Public case S34: --net none has no network device but the loopback, and no resolver.
 func TestNoNetwork(t *testing.T) {
 	h := guests(t)
 	defaultImage(t, h)
