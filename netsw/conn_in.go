@@ -15,7 +15,7 @@ import (
 // maxGather is how many segments are written to the outside in one call. The
 // kernel takes 1024 (UIO_MAXIOV); this is more than a read of the link holds
 // of the size that guests with an MTU of 1500 send.
-const maxGather = 384
+const maxGather = 768
 
 // gather collects what one connection's guest sent in a row, to be written to
 // the outside at once. It is the link reader's; the pieces lie in its buffer.

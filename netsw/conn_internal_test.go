@@ -99,3 +99,55 @@ func TestConnPatience(t *testing.T) {
 		t.Errorf("an acknowledgement of what was repeated was measured: %s", c.smooth)
 	}
 }
+
+// A stream that fills what is read at once is read more of at once, and less
+// again when it slows down; what is kept until the guest acknowledges it never
+// lies in a buffer of more than four times its size.
+func TestConnReadsMoreOfAFastStream(t *testing.T) {
+	for _, mss := range []int{tcpRoom - stampSize, 8948, 1448} {
+		c := &conn{p: &Port{sw: &Switch{}}, state: open, mss: mss, stamps: true, armed: true} // no timer is needed
+		r := newScatter(c.head(), mss)
+		var vec [mostPieces]unix.Iovec
+		// read has as much come as there is room for, or most bytes, and says how much
+		// room there was.
+		read := func(room, most int) int {
+			t.Helper()
+			r.room = room
+			laid := 0
+			for _, v := range vec[:r.lay(&vec)] {
+				laid += int(v.Len)
+			}
+			if laid > room {
+				t.Fatalf("MSS %d: %d bytes would be read where %d may be", mss, laid, room)
+			}
+			r.n = min(laid, most)
+			c.send(r, true)
+			kept := c.sent[len(c.sent)-1].buf
+			if len(kept.b) > 16<<10 && cap(kept.b) > 5*len(kept.b) {
+				t.Errorf("MSS %d: %d bytes are kept in a buffer of %d", mss, len(kept.b), cap(kept.b))
+			}
+			return laid
+		}
+		const plenty = 8 << 20
+		little := read(plenty, 100)
+		if little > natBuffer {
+			t.Errorf("MSS %d: at first %d bytes are read at once, want at most %d", mss, little, natBuffer)
+		}
+		if n := read(plenty, plenty); n != little {
+			t.Errorf("MSS %d: after a small read %d bytes are read at once, want %d", mss, n, little)
+		}
+		for range 3 {
+			if n := read(plenty, plenty); n < 5*little/2 {
+				t.Errorf("MSS %d: after a full read %d bytes are read at once, want more than %d", mss, n, 5*little/2)
+			}
+		}
+		read(100<<10, plenty)
+		if n := read(plenty, plenty); n != little {
+			t.Errorf("MSS %d: after a read of 100 KiB %d bytes are read at once, want %d", mss, n, little)
+		}
+		read(plenty, little/2)
+		if n := read(plenty, plenty); n != little {
+			t.Errorf("MSS %d: after half a read %d bytes are read at once, want %d", mss, n, little)
+		}
+	}
+}

@@ -212,9 +212,14 @@ func (c *conn) forget() {
 // no larger than four times what is in them, and 256 bytes at least.
 const mostSent = 64
 
-// natBuffer is how much of the outside's stream is read at once: four full
-// frames at our MTU.
-const natBuffer = 4 * (natHead + stampSize + tcpRoom)
+// How much of the outside's stream is read at once: four full frames at our MTU,
+// and four times that after a read that filled as much. Each read and each write
+// wakes somebody, whatever it moves: a stream that is fast enough costs two thirds
+// so.
+const (
+	natBuffer = 4 * (natHead + stampSize + tcpRoom)
+	natBurst  = 4 * natBuffer
+)
 
 // scatter reads a stream into the payloads of frames that lie in a row.
 type scatter struct {
@@ -222,6 +227,7 @@ type scatter struct {
 	head int
 	mss  int
 	room int                   // bytes of payload to be read at most
+	full bool                  // what was read last filled natBuffer
 	try  func(fd uintptr) bool // read, and wait until there is something
 	once func(fd uintptr) bool // read what there is
 	n    int
@@ -273,10 +279,14 @@ func (r *scatter) drop() {
 
 // lay takes a buffer and points vec at the payloads in it; it says how many.
 func (r *scatter) lay(vec *[mostPieces]unix.Iovec) (k int) {
-	r.buf = getBuffer(natBuffer)
+	size := natBuffer
+	if r.full && r.room > natBuffer {
+		size = natBurst
+	}
+	r.buf = getBuffer(size)
 	room := r.room
-	for at := r.head; k < mostPieces && room > 0 && at < natBuffer; at += r.head + r.mss {
-		n := min(r.mss, room, natBuffer-at)
+	for at := r.head; k < mostPieces && room > 0 && at < size; at += r.head + r.mss {
+		n := min(r.mss, room, size-at)
 		vec[k].Base = &r.buf.b[at]
 		vec[k].SetLen(n)
 		room -= n
@@ -387,7 +397,7 @@ func (c *conn) roomLocked() int {
 	// Not little while more is under way: it would only get less, and each time
 	// costs a wake-up at both ends. Nor many small pieces, each in a buffer.
 	if flight == 0 || (free >= min(c.wnd, c.limit)/4 && len(c.sent) < mostSent) {
-		return int(min(free, natBuffer))
+		return int(min(free, natBurst))
 	}
 	return 0
 }
@@ -399,7 +409,8 @@ func (c *conn) send(r *scatter, wait bool) bool {
 	r.buf = nil
 	frames := (n + r.mss - 1) / r.mss
 	size := frames*r.head + n
-	if size < natBuffer/4 { // it may have to be kept: not in so large a buffer
+	r.full = size+r.head > natBuffer // what is left has no room for another frame
+	if size+r.head <= len(buf.b)/4 { // it may have to be kept: not in so large a buffer
 		small := getBuffer(size)
 		copy(small.b, buf.b[:size])
 		buf.free()

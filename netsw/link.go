@@ -88,7 +88,7 @@ func (l *link) leave() {
 
 // readSize is how much is read from a link at once, at least a largest frame:
 // the more, the fewer calls, wake-ups and acknowledgements a byte.
-const readSize = 512 << 10
+const readSize = 1 << 20
 
 var readPool = sync.Pool{New: func() any { b := make([]byte, readSize); return &b }}
 
@@ -175,7 +175,7 @@ const bulk = 32 << 10
 
 // respondAfter is after how many bytes what they led to goes out, even though
 // there is more to be read.
-const respondAfter = 512 << 10
+const respondAfter = 1 << 20
 
 // respond sends what reading led to: acknowledgements, one for each connection
 // whatever the number of reads, more of what guests take, and frames queued for

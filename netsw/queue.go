@@ -173,7 +173,7 @@ func (b *frameBuf) free() {
 
 // The sizes that occur: acknowledgements and requests, old MTUs, ours, and what
 // is read of a stream at once.
-var bufSizes = [...]int{256, 2 << 10, 16 << 10, 66 << 10, 264 << 10}
+var bufSizes = [...]int{256, 2 << 10, 16 << 10, 66 << 10, 264 << 10, 1056 << 10}
 
 var bufPools [len(bufSizes)]sync.Pool
 
