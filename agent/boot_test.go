@@ -254,6 +254,8 @@ func TestBoot(t *testing.T) {
 		{"", "hostname; cat /etc/hostname /etc/machine-id", "guest-1\nguest-1\n0123456789abcdef0123456789abcdef"},
 		{"", "cat /etc/resolv.conf", "nameserver 10.0.2.3\nsearch a.test"},
 		{"", "ls /run", "vk"},
+		// Late timers are for the thread of the agent that watches it.
+		{"", "cat /proc/self/timerslack_ns; set -- $(ls /proc/1/task | sort -n); cat /proc/$2/timerslack_ns", "50000\n2000000"},
 		{"", "grep -c db.test /etc/hosts", "1"},
 		{"dev", "id -u; id -G; echo $HOME", "1000\n1000 77\n/home/dev"},
 		{"", "stat -c '%a %U' /builds /builds/own", "1777 root\n750 dev"},
