@@ -124,6 +124,14 @@ func TestExitCodes(t *testing.T) {
 	if got := strings.Count(string(res.Stdout), "\n"); got != 3000 || strings.Count(string(res.Stderr), "err ") != 3000 || res.FileCode != "7" {
 		t.Errorf("%d lines of stdout, %d of stderr, code %s", got, strings.Count(string(res.Stderr), "err "), res.FileCode)
 	}
+	// What a script leaves running holds its stage up no longer than the script
+	// itself, and lives on.
+	if res = stage(t, s, "build_script", "sleep 4321 & echo left; exit 3\n"); res.FileCode != "3" || string(res.Stdout) != "left\n" {
+		t.Errorf("a program left running: code %q, %q", res.FileCode, res.Stdout)
+	}
+	if res = stage(t, s, "after_script", "ps -o args | grep -c '^[s]leep 4321'\n"); strings.TrimSpace(string(res.Stdout)) != "1" {
+		t.Errorf("programs left running by the stage before: %q", res.Stdout)
+	}
 }
 
 func TestExitCodesWithoutFile(t *testing.T) {
