@@ -127,13 +127,13 @@ func newImage(a *app) *cli.Command {
 func newImageImport(a *app) *cli.Command {
 	var name, platform string
 	var replace, asJSON bool
-	return cliutil.Takes(&cli.Command{
+	return cliutil.Exits(cliutil.Takes(&cli.Command{
 		Name:      "import",
 		Usage:     "make the bundle local/NAME from files",
 		ArgsUsage: "SOURCE [NAME]",
 		Description: "SOURCE is a docker or OCI archive, a root filesystem as a tar (compressed or not),\n" +
-			"a directory with a root filesystem, or an OCI layout. Without NAME the bundle is\n" +
-			"called as the file is.",
+			"a directory with a root filesystem, or an OCI layout, whose images are LAYOUT:TAG.\n" +
+			"Without NAME the bundle is called as the file or the tag is.",
 		Flags: []cli.Flag{
 			cliutil.String(&name, "name", "NAME", "name of the bundle, in place of the second argument"),
 			cliutil.String(&platform, "platform", "OS/ARCH", "platform to choose").Default("this host's"),
@@ -158,17 +158,18 @@ func newImageImport(a *app) *cli.Command {
 			_, err = fmt.Fprintln(a.env.Stdout, info.Ref)
 			return err
 		}),
-	}, cliutil.Arity{Min: 1, Max: 2})
+	}, cliutil.Arity{Min: 1, Max: 2}), cliutil.Status{Code: "10", Means: "there is no such file, or no such image in it"})
 }
 
-// bundleName is a file's name without what says how it is packed.
+// bundleName is a file's name without what says how it is packed, or the tag
+// behind it.
 func bundleName(src string) string {
 	base := strings.TrimRight(src, "/")
 	base = base[strings.LastIndexByte(base, '/')+1:]
 	for _, ext := range []string{".gz", ".xz", ".zst", ".bz2", ".tgz", ".tar", ".oci"} {
 		base = strings.TrimSuffix(base, ext)
 	}
-	return base
+	return base[strings.LastIndexByte(base, ':')+1:]
 }
 
 func newImagePush(a *app) *cli.Command {

@@ -103,6 +103,64 @@ func TestImport(t *testing.T) {
 	}
 }
 
+// One image of a layout that holds two is named by its tag.
+func TestImportOneOfALayout(t *testing.T) {
+	dir := t.TempDir()
+	layout := filepath.Join(dir, "layout")
+	var all []json.RawMessage
+	for _, tag := range []string{"two", "one"} { // writeLayout says "one"
+		raw := layer(t, f{name: "tag", body: tag})
+		writeLayout(t, layout, gz(t, raw))
+		b, err := os.ReadFile(filepath.Join(layout, "index.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var idx struct{ Manifests []json.RawMessage }
+		if err := json.Unmarshal(bytes.ReplaceAll(b, []byte(`"one"`), []byte(`"`+tag+`"`)), &idx); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, idx.Manifests...)
+	}
+	b, err := json.Marshal(map[string]any{"schemaVersion": 2, "manifests": all})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(layout, "index.json"), b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := w.AddFS(os.DirFS(layout)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	for _, src := range []string{layout, file(t, "o.tar", archive.Bytes())} {
+		s := openStore(t, image.Options{})
+		for _, tag := range []string{"one", "two"} {
+			i, err := s.Import(t.Context(), src+":"+tag, tag, image.ImportOptions{Platform: "linux/amd64"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := cat(t, i.Path, "/tag"); got != tag {
+				t.Errorf("%s:%s has /tag %q", src, tag, got)
+			}
+		}
+		for tag, want := range map[string]struct {
+			kind fault.Kind
+			text string
+			hint string
+		}{
+			"":       {fault.Usage, "the layout holds 2 images: two, one", "<path>:<tag>"},
+			":three": {fault.NotFound, `no image "three"`, "it has: two, one"},
+		} {
+			_, err := s.Import(t.Context(), src+tag, "mine", image.ImportOptions{Platform: "linux/amd64"})
+			if fault.KindOf(err) != want.kind || !strings.Contains(err.Error(), want.text) || !strings.Contains(fault.HintOf(err), want.hint) {
+				t.Errorf("%q: (%s) %v, hint %q", tag, fault.KindOf(err), err, fault.HintOf(err))
+			}
+		}
+	}
+}
+
 func TestImportErrors(t *testing.T) {
 	raw := layer(t, f{name: "x"})
 	bad := dockerArchive(t, sent{body: raw, raw: []byte("other")})
@@ -116,6 +174,8 @@ func TestImportErrors(t *testing.T) {
 		{"empty file", file(t, "empty.tar", nil), fault.Usage, "not one file"},
 		{"empty directory", t.TempDir(), fault.Usage, "not one file"},
 		{"wrong diff id", file(t, "d.tar", bad), fault.System, "unpacks to"},
+		{"tag of a directory", t.TempDir() + ":x", fault.Usage, "no OCI layout"},
+		{"tag of a tar", file(t, "t.tar", raw) + ":x", fault.Usage, "no OCI layout"},
 		{"device", "/dev/null", fault.Usage, "neither a file nor a directory"},
 	} {
 		s := openStore(t, image.Options{})

@@ -30,7 +30,8 @@ type ImportOptions struct {
 
 // Import makes the bundle local/<name> from src: a docker or OCI archive, a
 // root filesystem as a tar (plain, gzip, zstd, xz or bzip2), a directory, or
-// an OCI layout. A directory read by another user than root becomes root's:
+// an OCI layout; of an OCI layout that holds several images, <path>:<tag> is one.
+// A directory read by another user than root becomes root's:
 // that user's files get owner 0. Nothing is left behind when it fails.
 func (s *Store) Import(ctx context.Context, src, bundle string, o ImportOptions) (Info, error) {
 	bundle = strings.TrimPrefix(bundle, "local/")
@@ -130,12 +131,21 @@ func contentDigest(s source) (string, error) {
 
 func (s *Store) readSource(ctx context.Context, src string, work *stage, want v1.Platform) (source, error) {
 	st, err := os.Stat(src)
+	tag := ""
+	if i := strings.LastIndexByte(src, ':'); err != nil && i > 0 && !strings.Contains(src[i:], "/") {
+		if tagged, terr := os.Stat(src[:i]); terr == nil {
+			st, err, src, tag = tagged, nil, src[:i], src[i+1:]
+		}
+	}
 	if err != nil {
 		return source{}, fault.New(fault.NotFound, "").Because(err).Hint("it is a tar, a directory or an OCI layout")
 	}
 	if st.IsDir() {
 		if _, err := os.Stat(filepath.Join(src, "oci-layout")); err == nil {
-			return fromLayout(dirMembers(src), want, s.o.MaxBytes)
+			return fromLayout(dirMembers(src), tag, want, s.o.MaxBytes)
+		}
+		if tag != "" {
+			return source{}, noLayout(src, tag)
 		}
 		spool := work.path("spool")
 		if err := tarDirectory(ctx, src, spool); err != nil {
@@ -159,17 +169,25 @@ func (s *Store) readSource(ctx context.Context, src string, work *stage, want v1
 	for _, e := range got.layers[0].idx.Entries {
 		has[e.Name] = true
 	}
-	if !has["manifest.json"] && !(has["oci-layout"] && has["index.json"]) {
+	layout := has["oci-layout"] && has["index.json"]
+	switch {
+	case tag != "" && !layout:
+		return source{}, noLayout(src, tag)
+	case !has["manifest.json"] && !layout:
 		return got, nil
 	}
 	m, err := tarMembers(file, work)
 	if err != nil {
 		return source{}, err
 	}
-	if has["manifest.json"] {
+	if has["manifest.json"] && tag == "" {
 		return fromDockerArchive(m, s.o.MaxBytes)
 	}
-	return fromLayout(m, want, s.o.MaxBytes)
+	return fromLayout(m, tag, want, s.o.MaxBytes)
+}
+
+func noLayout(src, tag string) error {
+	return fault.Newf(fault.Usage, "%s is no OCI layout, of which %q could be one image", src, tag)
 }
 
 // oneLayer takes a tar as the whole root.
@@ -393,8 +411,26 @@ func fromDockerArchive(m members, max int64) (source, error) {
 	return out, nil
 }
 
-// fromLayout reads an OCI layout (image-spec, "OCI Image Layout").
-func fromLayout(m members, want v1.Platform, max int64) (source, error) {
+// refName is the annotation with which a layout's index names an image.
+const refName = "org.opencontainers.image.ref.name"
+
+// named are the images of a layout's index that are called tag, all of them
+// when tag is "", and what all are called.
+func named(all []v1.Descriptor, tag string) (out []v1.Descriptor, names []string) {
+	for _, d := range all {
+		if n := d.Annotations[refName]; n != "" {
+			names = append(names, n)
+		}
+		if tag == "" || d.Annotations[refName] == tag {
+			out = append(out, d)
+		}
+	}
+	return out, names
+}
+
+// fromLayout reads one image, by its tag when that is not "", of an OCI layout
+// (image-spec, "OCI Image Layout").
+func fromLayout(m members, tag string, want v1.Platform, max int64) (source, error) {
 	b, err := m.read("index.json", maxManifest)
 	if err != nil {
 		return source{}, err
@@ -415,6 +451,12 @@ func fromLayout(m members, want v1.Platform, max int64) (source, error) {
 		if len(idx.Manifests) == 0 {
 			break
 		}
+		var names []string
+		if depth == 0 {
+			if idx.Manifests, names = named(idx.Manifests, tag); len(idx.Manifests) == 0 {
+				return source{}, fault.Newf(fault.NotFound, "the layout has no image %q", tag).Hint("it has: %s", strings.Join(names, ", "))
+			}
+		}
 		if depth == 4 {
 			return source{}, errors.New("indexes in indexes, too deep")
 		}
@@ -422,7 +464,7 @@ func fromLayout(m members, want v1.Platform, max int64) (source, error) {
 		d := idx.Manifests[0]
 		switch {
 		case bare >= 0 && len(idx.Manifests) > 1:
-			return source{}, fault.Newf(fault.Usage, "the layout holds %d images", len(idx.Manifests)).Hint("copy the one that is meant into a layout of its own")
+			return source{}, fault.Newf(fault.Usage, "the layout holds %d images: %s", len(idx.Manifests), strings.Join(names, ", ")).Hint("name one: <path>:<tag>")
 		case bare < 0:
 			if d, err = choose(&idx, want, "the layout"); err != nil {
 				return source{}, err
