@@ -21,7 +21,8 @@ type hostJoin struct {
 	user         string // --user; "" = who asks
 	service      bool
 	ignoreCIUser bool
-	uid          int // of who asks
+	uid          int    // of who asks
+	kvm          string // as in nodehost.SetUp
 	systemd      nodehost.Systemd
 	run          func(ctx context.Context, argv ...string) error // of useradd, usermod
 	// enroll enrolls as who asks; as is how it is done as another user: the
@@ -99,7 +100,7 @@ func (a *app) joinAs(ctx context.Context, h *wire.Host, j hostJoin) error {
 			return err
 		}
 	}
-	s := nodehost.SetUp{Name: j.user, StateDir: h.StateDir, Exe: exe, ConfigFile: config, Run: j.run, Note: a.say}
+	s := nodehost.SetUp{Name: j.user, StateDir: h.StateDir, Exe: exe, ConfigFile: config, KVM: j.kvm, Run: j.run, Note: a.say}
 	u, err := s.Do(ctx)
 	if err != nil {
 		return err

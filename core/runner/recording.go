@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"time"
 
 	"virtkit/core/atop/archive"
@@ -68,7 +70,7 @@ func (r *Runner) account(ctx context.Context, g Guest, rec Record) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		r.warn("what the job's guest did is not known: " + err.Error())
 	}
-	if len(lines) == 0 {
+	if len(lines) == 0 || !r.firstAccount(rec.ID) {
 		return
 	}
 	now := r.now().Unix()
@@ -77,6 +79,20 @@ func (r *Runner) account(ctx context.Context, g Guest, rec Record) {
 		fmt.Fprintln(r.Trace, l)
 	}
 	fmt.Fprintf(r.Trace, "\x1b[0Ksection_end:%d:vk_atop\r\x1b[0K\n", now)
+}
+
+// accountedFile, in a job's directory, says that its trace has the account.
+const accountedFile = "accounted"
+
+// firstAccount tells whether this job's account is still to be given. The
+// runner goes on with after_script when a guest was lost, and all it did would
+// be told once more. A full disk costs a repetition.
+func (r *Runner) firstAccount(id string) bool {
+	f, err := os.OpenFile(filepath.Join(r.Machines.Dir(id), accountedFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err == nil {
+		f.Close()
+	}
+	return !errors.Is(err, fs.ErrExist)
 }
 
 // endOfTrace says whether what a stage prints is the last that a trace shows:

@@ -93,6 +93,19 @@ func TestAccountOfALostGuest(t *testing.T) {
 	}
 }
 
+// TestAccountOnce: of two stages that could end the trace the first has the
+// account. The runner calls for after_script when a guest was lost, too.
+func TestAccountOnce(t *testing.T) {
+	w, _ := recording(t)
+	w.prepare()
+	for range 2 {
+		w.stage("cleanup_file_variables", "x", nil)
+	}
+	if n := strings.Count(w.trace.String(), "section_start"); n != 1 {
+		t.Errorf("%d accounts, want 1: trace %q", n, &w.trace)
+	}
+}
+
 // TestNoAccount: no section without a recording, and the job does not mind.
 func TestNoAccount(t *testing.T) {
 	for name, change := range map[string]func(*world, *recordings){

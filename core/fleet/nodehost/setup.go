@@ -22,6 +22,7 @@ import (
 // holds the state directory.
 type SetUp struct {
 	Root       Root
+	KVM        string // the device whose group the user needs; "" = /dev/kvm
 	Name       string // of the user
 	StateDir   string
 	Exe        string // that the user is to run
@@ -105,7 +106,11 @@ func (s *SetUp) user(ctx context.Context) (User, error) {
 
 // kvm adds the user to the group that may open /dev/kvm.
 func (s *SetUp) kvm(ctx context.Context, u User) error {
-	st, err := os.Stat(s.Root.Path("/dev/kvm"))
+	device := "/dev/kvm"
+	if s.KVM != "" {
+		device = s.KVM
+	}
+	st, err := os.Stat(s.Root.Path(device))
 	if errors.Is(err, fs.ErrNotExist) || u.UID == 0 {
 		return nil // the check of KVM has told
 	}
