@@ -69,6 +69,7 @@ var areas = []area{
 	{"trace", (*bench).traceArea},
 	{"hub", (*bench).hub},
 	{"placing", (*bench).placing},
+	{"relay", (*bench).relay},
 	{"placing-history", (*bench).jobHistory},
 }
 
@@ -79,6 +80,8 @@ func main() {
 		err = runSwitch(ctx, os.Args[2])
 	} else if len(os.Args) == 4 && os.Args[1] == floorWord {
 		err = runHubFloor(os.Args[2], os.Args[3])
+	} else if len(os.Args) == 6 && os.Args[1] == relayFloor {
+		err = runRelayFloor(ctx, os.Args[2], os.Args[3], os.Args[4], os.Args[5])
 	} else {
 		err = run(ctx, os.Args[1:])
 	}

@@ -43,6 +43,7 @@ type Placed struct {
 	Offers   int
 	held     map[string]wire.Envelope
 	jobs     map[string]*placedJob
+	sending  sync.Mutex
 	order    []string
 	client   *Client
 	ctx      context.Context
@@ -285,9 +286,21 @@ func (n *Placed) Print(id string, text []byte) error {
 	return n.pump(id)
 }
 
+// Acked is how much of a job's output the hub has acked.
+func (n *Placed) Acked(id string) int64 {
+	n.Lock()
+	defer n.Unlock()
+	if j := n.jobs[id]; j != nil {
+		return j.acked
+	}
+	return 0
+}
+
 // pump sends a job's output that was not sent, and its result once all of it
 // is acked.
 func (n *Placed) pump(id string) error {
+	n.sending.Lock() // pieces leave in their order, whoever sends them
+	defer n.sending.Unlock()
 	for {
 		n.Lock()
 		j := n.jobs[id]
