@@ -209,7 +209,8 @@ func (c *conn) forget() {
 }
 
 // mostSent is how many buffers a guest may leave unacknowledged. In all they are
-// no larger than four times what is in them, and 256 bytes at least.
+// no larger than five times what is in them, of tiny segments with their headers,
+// and 256 bytes at least.
 const mostSent = 64
 
 // How much of the outside's stream is read at once: four full frames at our MTU,
@@ -410,7 +411,7 @@ func (c *conn) send(r *scatter, wait bool) bool {
 	frames := (n + r.mss - 1) / r.mss
 	size := frames*r.head + n
 	r.full = size+r.head > natBuffer // what is left has no room for another frame
-	if size+r.head <= len(buf.b)/4 { // it may have to be kept: not in so large a buffer
+	if n < cap(buf.b)/4 {            // it may have to be kept: not in so large a buffer
 		small := getBuffer(size)
 		copy(small.b, buf.b[:size])
 		buf.free()

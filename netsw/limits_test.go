@@ -158,3 +158,55 @@ func TestHeldHellosAreLetGo(t *testing.T) {
 	eventually(t, "let go", func() bool { return sw.Held() == 0 })
 	c.Close()
 }
+
+// A guest that announces the largest window and then takes nothing leaves of each
+// fast connection what docs/network.md says, in large segments and in tiny ones.
+func TestStalledFastReadersHoldWhatIsSaid(t *testing.T) {
+	const flows, held, around = 8, 2 << 20, 5
+	blob := make([]byte, 16<<20)
+	for _, mss := range []uint16{65480, 1460, 64} {
+		port := serve(t, func(c *net.TCPConn) { _, _ = c.Write(blob) }) // until it is closed
+		sw := open(t, netsw.Config{HostLoopback: true})
+		p, g := join(t, sw, "a")
+		g.Deafen()
+		dst := netip.MustParseAddrPort(at(sw, port))
+		stop := g.Tap(func(b []byte) {
+			e, _ := frame.ParseEth(b)
+			ip, ok := frame.ParseIPv4(e.Payload)
+			if !ok || ip.Proto != frame.ProtoTCP || ip.Payload[13] != flagSYN|flagACK {
+				return
+			}
+			f := tcpFrame(g, binary.BigEndian.Uint16(ip.Payload[2:]), dst, 2, binary.BigEndian.Uint32(ip.Payload[4:])+1, flagACK)
+			go func() { _ = g.Send(f) }()
+		})
+		before := heapOf()
+		for i := range flows {
+			f := append(tcpFrame(g, uint16(1000+i), dst, 1, 0, flagSYN), 2, 4, byte(mss>>8), byte(mss), 1, 3, 3, 14)
+			binary.BigEndian.PutUint16(f[frame.EthSize+2:], uint16(len(f)-frame.EthSize))
+			f[frame.EthSize+frame.IPv4Size+12] = 0x70
+			_ = g.Send(f)
+		}
+		var was uint64
+		still := 0
+		eventually(t, "nothing comes any more", func() bool {
+			n := p.Stats().Received
+			if still++; n != was || n < flows*64<<10 {
+				still = 0
+			}
+			was = n
+			return still > 100
+		})
+		stop()
+		grown := heapOf() - before
+		t.Logf("MSS %d: each of %d has %d KiB and holds %d KiB", mss, flows, was>>10/flows, grown>>10/flows)
+		if was > flows*held {
+			t.Errorf("MSS %d: %d connections were sent %d KiB, want at most %d", mss, flows, was>>10, flows*held>>10)
+		}
+		if grown > flows*held*around {
+			t.Errorf("MSS %d: %d connections hold %d KiB, want at most %d", mss, flows, grown>>10, flows*held*around>>10)
+		}
+		if err := sw.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

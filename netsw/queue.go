@@ -171,9 +171,9 @@ func (b *frameBuf) free() {
 	}
 }
 
-// The sizes that occur: acknowledgements and requests, old MTUs, ours, and what
-// is read of a stream at once.
-var bufSizes = [...]int{256, 2 << 10, 16 << 10, 66 << 10, 264 << 10, 1056 << 10}
+// The sizes: what holds a frame or four or sixteen of our MTU, and halves of it,
+// so that what is kept lies in no more than twice its size.
+var bufSizes = [...]int{256, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 33 << 10, 66 << 10, 132 << 10, 264 << 10, 528 << 10, 1056 << 10}
 
 var bufPools [len(bufSizes)]sync.Pool
 
