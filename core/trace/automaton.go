@@ -19,16 +19,18 @@ type automaton struct {
 	rows   []int32   // full rows of the states below full
 	full   int32
 	nodes  []node
+	edges  []edge
 }
 
 // node is one state: the text read so far ends in this prefix of a pattern.
 type node struct {
-	edges  []edge // sorted by byte
-	fail   int32  // the longest proper suffix that is a state
-	depth  int32  // length of the prefix
-	length int32  // of the pattern that ends here, or 0
-	suffix int32  // the nearest state on the chain of fails in which one ends, or 0
-	reach  int32  // the longest pattern of which this or a suffix is a proper prefix
+	first  int32 // of its edges, which are sorted by byte
+	count  int32 // of them
+	fail   int32 // the longest proper suffix that is a state
+	depth  int32 // length of the prefix
+	length int32 // of the pattern that ends here, or 0
+	suffix int32 // the nearest state on the chain of fails in which one ends, or 0
+	reach  int32 // the longest pattern of which this or a suffix is a proper prefix
 }
 
 type edge struct {
@@ -51,10 +53,11 @@ func newAutomaton(patterns [][]byte) *automaton {
 	if len(patterns) == 0 {
 		return nil
 	}
-	a := &automaton{nodes: make([]node, 1)}
+	a := &automaton{}
 	for _, p := range patterns {
-		a.insert(p)
+		a.starts[p[0]] = true
 	}
+	a.build(patterns)
 	for b, is := range a.starts {
 		if is {
 			a.few = append(a.few, byte(b))
@@ -64,41 +67,81 @@ func newAutomaton(patterns [][]byte) *automaton {
 		a.few = nil
 	}
 	a.classify()
-	a.link()
 	a.fill()
 	return a
 }
 
-func (a *automaton) insert(p []byte) {
-	a.starts[p[0]] = true
-	s := int32(0)
-	for i, b := range p {
-		to := a.nodes[s].child(b)
-		if to == 0 {
-			to = int32(len(a.nodes))
-			a.nodes = append(a.nodes, node{depth: int32(i + 1)})
-			// Patterns come sorted, so edges do too.
-			a.nodes[s].edges = append(a.nodes[s].edges, edge{b, to})
-		}
-		if s != 0 {
-			a.nodes[s].reach = max(a.nodes[s].reach, int32(len(p)))
-		}
-		s = to
-	}
-	a.nodes[s].length = int32(len(p))
+// branch is a state while the patterns are put in.
+type branch struct {
+	b                byte  // that leads to it
+	first, last      int32 // of its children; 0 = it has none
+	next             int32 // of its parent's children, after it
+	children, length int32
+	reach            int32
 }
 
-func (n *node) child(b byte) int32 {
-	if len(n.edges) < 8 {
-		for _, e := range n.edges {
+// build makes the states of the patterns, which are sorted, in breadth-first
+// order, and their edges. No state is an allocation of its own: a thousand
+// patterns have tens of thousands.
+func (a *automaton) build(patterns [][]byte) {
+	total := 1
+	for _, p := range patterns {
+		total += len(p)
+	}
+	tree := make([]branch, 1, total)
+	for _, p := range patterns {
+		s := int32(0)
+		for _, b := range p {
+			// As they are sorted, what a pattern shares with those before it
+			// is with the last one.
+			to := tree[s].last
+			if to == 0 || tree[to].b != b {
+				to = int32(len(tree))
+				tree = append(tree, branch{b: b})
+				if tree[s].last == 0 {
+					tree[s].first = to
+				} else {
+					tree[tree[s].last].next = to
+				}
+				tree[s].last = to
+				tree[s].children++
+			}
+			if s != 0 {
+				tree[s].reach = max(tree[s].reach, int32(len(p)))
+			}
+			s = to
+		}
+		tree[s].length = int32(len(p))
+	}
+	order := make([]int32, 1, len(tree))
+	a.nodes, a.edges = make([]node, len(tree)), make([]edge, 0, len(tree)-1)
+	for i := 0; i < len(order); i++ {
+		t, n := &tree[order[i]], &a.nodes[i]
+		n.first, n.count, n.length, n.reach = int32(len(a.edges)), t.children, t.length, t.reach
+		for c := t.first; c != 0; c = tree[c].next {
+			to := int32(len(order))
+			a.nodes[to].depth = n.depth + 1
+			a.edges = append(a.edges, edge{tree[c].b, to})
+			order = append(order, c)
+		}
+	}
+	a.link()
+}
+
+func (a *automaton) edgesOf(n *node) []edge { return a.edges[n.first : n.first+n.count] }
+
+func (a *automaton) child(n *node, b byte) int32 {
+	edges := a.edgesOf(n)
+	if len(edges) < 8 {
+		for _, e := range edges {
 			if e.b == b {
 				return e.to
 			}
 		}
 		return 0
 	}
-	if i, ok := slices.BinarySearchFunc(n.edges, b, func(e edge, b byte) int { return cmp.Compare(e.b, b) }); ok {
-		return n.edges[i].to
+	if i, ok := slices.BinarySearchFunc(edges, b, func(e edge, b byte) int { return cmp.Compare(e.b, b) }); ok {
+		return edges[i].to
 	}
 	return 0
 }
@@ -108,12 +151,10 @@ func (n *node) child(b byte) int32 {
 func (a *automaton) classify() {
 	var used [256]bool
 	n := 0
-	for i := range a.nodes {
-		for _, e := range a.nodes[i].edges {
-			if !used[e.b] {
-				used[e.b] = true
-				n++
-			}
+	for _, e := range a.edges {
+		if !used[e.b] {
+			used[e.b] = true
+			n++
 		}
 	}
 	a.nclass = n + 1
@@ -129,37 +170,19 @@ func (a *automaton) classify() {
 	}
 }
 
-// link renumbers the states in breadth-first order and sets fail, suffix and
-// reach.
+// link sets fail, suffix and reach.
 func (a *automaton) link() {
-	order := make([]int32, 1, len(a.nodes))
-	for i := 0; i < len(order); i++ {
-		for _, e := range a.nodes[order[i]].edges {
-			order = append(order, e.to)
-		}
-	}
-	at := make([]int32, len(order))
-	for i, old := range order {
-		at[old] = int32(i)
-	}
-	nodes := make([]node, len(order))
-	for i, old := range order {
-		nodes[i] = a.nodes[old]
-		for j := range nodes[i].edges {
-			nodes[i].edges[j].to = at[nodes[i].edges[j].to]
-		}
-	}
-	a.nodes = nodes
+	nodes := a.nodes
 	for i := range nodes {
 		n := &nodes[i]
-		for _, e := range n.edges {
+		for _, e := range a.edgesOf(n) {
 			to := &nodes[e.to]
 			if i > 0 {
 				f := n.fail
-				for f != 0 && nodes[f].child(e.b) == 0 {
+				for f != 0 && a.child(&nodes[f], e.b) == 0 {
 					f = nodes[f].fail
 				}
-				to.fail = nodes[f].child(e.b)
+				to.fail = a.child(&nodes[f], e.b)
 			}
 			f := &nodes[to.fail]
 			to.suffix = f.suffix
@@ -182,7 +205,7 @@ func (a *automaton) fill() {
 			f := int(a.nodes[s].fail) // a shorter state, so its row is there
 			copy(row, a.rows[f*a.nclass:(f+1)*a.nclass])
 		}
-		for _, e := range a.nodes[s].edges {
+		for _, e := range a.edgesOf(&a.nodes[s]) {
 			row[a.class[e.b]] = e.to
 		}
 	}
@@ -228,7 +251,7 @@ func (k *seeker) from(i int) int {
 // step is the state after one more byte.
 func (a *automaton) step(s int32, b byte) int32 {
 	for s >= a.full {
-		if to := a.nodes[s].child(b); to != 0 {
+		if to := a.child(&a.nodes[s], b); to != 0 {
 			return to
 		}
 		s = a.nodes[s].fail
