@@ -39,7 +39,7 @@ func newEgress(a *app) *cli.Command {
 	flag := func() []cli.Flag {
 		return []cli.Flag{cliutil.Bool(&asJSON, "json", "print one JSON document (vk.hub-egress/1)")}
 	}
-	const text = "Lists the egress rules, each with the jobs that it selects, its mode, its version and what\neach phase may reach. They hold placed jobs when [jobs] egress_rules is true in hub.toml."
+	const text = "Lists the egress rules, each with the jobs that it selects, its mode, its version and what\neach phase may reach. They hold placed jobs, and the rule default those of nodes' own\ngitlab-runners, when [jobs] egress_rules is true in hub.toml."
 	return statuses(cliutil.Takes(&cli.Command{
 		Name: "egress", Usage: "what the jobs of a project may reach", Description: text, Flags: flag(), Action: list,
 		Commands: []*cli.Command{

@@ -74,7 +74,7 @@ type bare struct {
 }
 
 func (b *bare) Inventory(context.Context) (*wire.Inventory, error) {
-	return &wire.Inventory{Hostname: filepath.Base(filepath.Dir(b.job)), CPUs: 1, VK: "test"}, nil
+	return &wire.Inventory{Hostname: filepath.Base(filepath.Dir(b.job)), CPUs: 1, VK: "test", Features: []string{wire.FeatureEgressFallback}}, nil
 }
 func (b *bare) Heartbeat(context.Context) (*wire.Heartbeat, error) { return &wire.Heartbeat{}, nil }
 func (b *bare) Workloads(context.Context) ([]wire.Workload, int, error) {

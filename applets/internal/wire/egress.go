@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"virtkit/core/fault"
+	"virtkit/core/fleet/node"
 	"virtkit/core/policy"
 	"virtkit/core/runner"
 	"virtkit/core/supervise"
@@ -34,7 +35,7 @@ func (h *Host) EgressSettings() runner.Egress {
 // FallbackFile is where, below the state directory, the node keeps the rules
 // that its hub last sent for the jobs of the node's own gitlab-runner
 // (policy.HubEgress), across the hub's outages. No file: there are none.
-const FallbackFile = "node/egress-fallback.json"
+const FallbackFile = "node/" + node.FallbackFile
 
 // Fallback reads FallbackFile. Rules that cannot be read are rules that cannot
 // be enforced: no job runs.

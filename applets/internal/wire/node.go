@@ -143,6 +143,9 @@ func (h *Host) nodeHost(o NodeOptions, d nodehost.Detection, config string) *nod
 	no.Version, no.Exe, no.ConfigHash = version.Version, "/proc/self/exe", ConfigHash(h)
 	no.JobsSpeed, no.CheckoutsSpeed, no.Labels = h.Conf.Node.JobsSpeed, h.Conf.Node.CheckoutsSpeed, h.Conf.Node.Labels
 	no.Features = []string{wire.FeatureEgressRules, wire.FeatureEgressReports}
+	if h.Conf.Net.Mode == "switch" { // nothing else could hold jobs to it
+		no.Features = append(no.Features, wire.FeatureEgressFallback)
+	}
 	e := h.EgressSettings()
 	if b, err := json.Marshal(policy.ReportCaps(h.Conf.Net.Mode, e.Run, e.DryRun, e.Build)); err == nil {
 		no.Egress = b

@@ -127,6 +127,7 @@ func (h *Hub) resolve(ctx context.Context, actor, name string, fn func(*tx, *Nod
 		t.states(n.Record, actor)
 		n = fn(t, n)
 		t.withdraw(n, actor)
+		t.fallback(t.s.Nodes[n.ID])
 		n = t.s.Nodes[n.ID]
 		t.event(n.ID, "conflict", "resolved")
 		return nil

@@ -335,7 +335,7 @@ func (h *Hub) SetRule(ctx context.Context, actor string, q RuleChange) (out Egre
 		t.rule(r)
 		t.audit("", actor, "egress rule set", r.words())
 		out = r
-		return nil
+		return fallbacksTx(t)
 	})
 	return out, err
 }
@@ -354,7 +354,7 @@ func (h *Hub) DropRule(ctx context.Context, actor, name string) error {
 		t.b.DropRules = append(t.b.DropRules, name)
 		t.nextRules()
 		t.audit("", actor, "egress rule deleted", r.words())
-		return nil
+		return fallbacksTx(t)
 	})
 }
 

@@ -262,7 +262,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	minute := h.o.Now()
 	work := time.NewTicker(time.Second)
 	defer work.Stop()
-	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}})
+	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}, {fn: fallbacksTx, done: make(chan error, 1)}})
 	h.jobs.clean()
 	indexed := make(chan struct{})
 	go func() { defer close(indexed); h.jobs.asked.load(ctx, h); h.jobs.index.load(ctx, h) }()

@@ -1,6 +1,8 @@
 package hub
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -111,8 +113,20 @@ func (n *Node) Sync() string {
 	return "ok"
 }
 
-// samePolicy compares what steering sets. Egress rules come later.
-func samePolicy(a, b wire.Policy) bool { return a.Ceiling == b.Ceiling && a.Stop == b.Stop }
+// samePolicy compares what hubs set.
+func samePolicy(a, b wire.Policy) bool {
+	return a.Ceiling == b.Ceiling && a.Stop == b.Stop && sameLayer(a.Layer, b.Layer)
+}
+
+// sameLayer compares layers, however their JSON is spaced.
+func sameLayer(a, b *json.RawMessage) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err1 == nil && err2 == nil && bytes.Equal(x, y)
+}
 
 // Pending counts the commands that the node has not finished.
 func (n *Node) Pending(now time.Time) (pending int) {
@@ -133,5 +147,9 @@ func describe(p wire.Policy) string {
 	if p.Stop {
 		acquire = "stopped"
 	}
-	return "ceiling " + ceiling + ", acquisition " + acquire
+	egress := ""
+	if p.Layer != nil {
+		egress = ", egress rules for its gitlab-runner"
+	}
+	return "ceiling " + ceiling + ", acquisition " + acquire + egress
 }

@@ -60,7 +60,7 @@ func (h *Hub) flushChange(durable bool) *change {
 				if p.inventory.Hostname != "" {
 					r.Name = p.inventory.Hostname
 				}
-				t.put(n, r)
+				t.fallback(t.put(n, r))
 				t.b.Durable = true
 				t.event(id, "inventory", "")
 			}
@@ -115,7 +115,7 @@ func (h *Hub) report(ctx context.Context, id string, m *wire.Report) error {
 			r.Conflict = &c
 		}
 		t.event(id, "report", string(m.State.Node))
-		t.put(n, r)
+		t.fallback(t.put(n, r))
 		return nil
 	})
 }

@@ -32,7 +32,7 @@ type JobOptions struct {
 	KeptTotal   int64 // of all of these, as stored; -1 = none, 0 = 1 GiB
 
 	// EgressRules has placed jobs held to the hub's egress rules, on nodes that
-	// enforce them alone.
+	// enforce them alone, and those of nodes' own gitlab-runners to the Fallback.
 	EgressRules bool
 
 	AffinityMaxLoad  float64 // -1 = affinity off, 0 = 0.7

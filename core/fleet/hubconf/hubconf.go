@@ -44,7 +44,7 @@ type Config struct {
 
 // Rules is [jobs].
 type Rules struct {
-	EgressRules bool `toml:"egress_rules"` // placed jobs are held to the hub's egress rules
+	EgressRules bool `toml:"egress_rules"` // jobs are held to the hub's egress rules
 }
 
 // later are keys of the reference that this version does not act on.

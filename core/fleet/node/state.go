@@ -1,6 +1,7 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,12 @@ import (
 
 // StateFile is below the node's directory.
 const StateFile = "state.json"
+
+// FallbackFile, below the node's directory, is the egress layer of the desired
+// state that was applied last (policy.HubEgress): what holds the jobs of the
+// node's own gitlab-runner. No file: there is none. Executors read it, so it is
+// made of the state and never read here.
+const FallbackFile = "egress-fallback.json"
 
 // stateVersion is of the file's format. Fields are only added; another number
 // is a state that this vk must not guess at.
@@ -90,7 +97,34 @@ func OpenStore(dir string, e *Enrollment) (*Store, error) {
 		}
 	}
 	s.state = st
-	return s, nil
+	// After a crash it may be that of a state that was not written.
+	return s, s.writeFallback(st.Policy())
+}
+
+// writeFallback brings FallbackFile up to date. What is in it is the hub's and is
+// not looked at: where it makes no sense, jobs are to fail rather than run free.
+func (s *Store) writeFallback(p wire.Policy) error {
+	path := filepath.Join(filepath.Dir(s.path), FallbackFile)
+	if p.Layer == nil {
+		switch err := os.Remove(path); {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return fmt.Errorf("removing the hub's egress rules: %w", err)
+		}
+		return fsx.SyncDir(filepath.Dir(path))
+	}
+	var b bytes.Buffer
+	if err := json.Compact(&b, *p.Layer); err != nil {
+		return fmt.Errorf("writing the hub's egress rules: %w", err)
+	}
+	if was, err := os.ReadFile(path); err == nil && bytes.Equal(was, b.Bytes()) {
+		return nil
+	}
+	if err := fsx.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		return fmt.Errorf("writing the hub's egress rules: %w", err)
+	}
+	return nil
 }
 
 func readState(path string) (State, error) {
@@ -144,6 +178,12 @@ func (s *Store) update(fn func(*State) bool) error {
 	next := s.state.clone()
 	if !fn(&next) {
 		return nil
+	}
+	if next.Applied != nil && (s.state.Applied == nil || next.Applied.ID != s.state.Applied.ID || next.Applied.Generation != s.state.Applied.Generation) {
+		// Before it is said to be applied.
+		if err := s.writeFallback(next.Policy()); err != nil {
+			return err
+		}
 	}
 	if err := s.write(next); err != nil {
 		return err

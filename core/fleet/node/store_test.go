@@ -2,7 +2,9 @@ package node_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -395,4 +397,58 @@ func check(err error) {
 	if err != nil {
 		panic(err)
 	}
+}
+
+// TestFallback: the egress layer of the desired state is a file before it is said
+// to be applied, across restarts and hubs that are away, and goes with it.
+func TestFallback(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, node.FallbackFile)
+	want := func(when, content string) {
+		t.Helper()
+		b, err := os.ReadFile(file)
+		if string(b) != content || (content == "") != errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %q, %v; want %q", when, b, err, content)
+		}
+	}
+	apply := func(s *node.Store, gen uint64, layer string) {
+		t.Helper()
+		d := &wire.Desired{Generation: gen, ID: wire.NewID(), Policy: wire.Policy{Ceiling: 2}}
+		if layer != "" {
+			raw := json.RawMessage(layer)
+			d.Policy.Layer = &raw
+		}
+		if changed, err := s.Apply(d); err != nil || !changed {
+			t.Fatalf("generation %d: %v, %v", gen, changed, err)
+		}
+	}
+	const one, two = `{"rules":["default"],"run":{"names":["a.example"]},"build":{}}`, `{"rules":[],"run":{"names":[]},"build":{"names":[]}}`
+	s := openStore(t, dir)
+	want("before anything", "")
+	apply(s, 1, one)
+	want("applied", one)
+	if _, err := s.Apply(&wire.Desired{Generation: 1, ID: wire.NewID()}); err != nil {
+		t.Fatal(err)
+	}
+	want("after one that is not newer", one)
+	s = openStore(t, dir)
+	want("after a restart", one)
+	apply(s, 2, two)
+	want("changed", two)
+	// A crash between the file and the state leaves the file of another.
+	if err := os.WriteFile(file, []byte(one), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, dir)
+	want("after a crash", two)
+	node.OnWrite(s, func() { want("as the state is written", one) })
+	apply(s, 3, one)
+	node.OnWrite(s, nil)
+	apply(s, 4, "")
+	want("lifted", "")
+	apply(s, 5, one)
+	if _, err := node.OpenStore(dir, &node.Enrollment{Hub: wire.NewID(), Node: nodetest.NodeID}); err != nil {
+		t.Fatal(err)
+	}
+	want("under another hub", "")
 }

@@ -24,7 +24,7 @@ type Inventory struct {
 	Runner      *Runner      `json:"runner,omitempty"`
 	Labels      []string     `json:"labels,omitempty" since:"3"` // [node] labels
 	// Features are what the node does for placed jobs beyond its version:
-	// egress_rules, egress_reports.
+	// egress_rules, egress_reports; and egress_fallback, for its gitlab-runner's.
 	Features []string `json:"features,omitempty" since:"3"`
 	Registry string   `json:"registry,omitempty" since:"3"` // [registry] base URL
 	// Egress is the node's own caps, a policy.Caps.
@@ -34,8 +34,11 @@ type Inventory struct {
 
 // Features of a node.
 const (
-	FeatureEgressRules   = "egress_rules"   // it holds placed jobs to a start's egress_layer
-	FeatureEgressReports = "egress_reports" // it reports what placed jobs reached and were refused
+	FeatureEgressRules = "egress_rules" // it holds placed jobs to a start's egress_layer
+	// FeatureEgressFallback: it holds the jobs of its own gitlab-runner to the
+	// egress_layer of its desired state.
+	FeatureEgressFallback = "egress_fallback"
+	FeatureEgressReports  = "egress_reports" // it reports what placed jobs reached and were refused
 )
 
 // MemoryNode is a NUMA node.

@@ -19,7 +19,8 @@ var (
 	policy    = wire.Policy{Ceiling: 4, Stop: true, Egress: &wire.EgressRule{
 		Run:   &wire.EgressLists{Names: []string{"example.com"}, IPs: []string{"192.0.2.0/24:443"}},
 		Build: &wire.EgressLists{Names: []string{"debian.org"}, IPs: []string{}},
-	}}
+	}, Layer: &layer}
+	layer = json.RawMessage(`{"rules":["default"],"run":{"names":["example.com"],"ips":[]},"build":{}}`)
 )
 
 // samples hold a message of each type with every field set; a test proves it.

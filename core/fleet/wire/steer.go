@@ -2,6 +2,7 @@ package wire
 
 import (
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -9,11 +10,13 @@ import (
 // Policy is what a hub asks of a node for as long as it holds. The zero Policy
 // asks nothing.
 type Policy struct {
-	Ceiling int  `json:"ceiling,omitempty"` // of the runner's concurrency or of placed jobs; 0 = none
-	Stop    bool `json:"stop,omitempty"`    // take no new jobs
-	// Egress is the rule of jobs that no other rule selects, for the node's own
-	// gitlab-runner. Reserved: nil until hubs have rules.
-	Egress *EgressRule `json:"egress,omitempty" since:"3"`
+	Ceiling int         `json:"ceiling,omitempty"`          // of the runner's concurrency or of placed jobs; 0 = none
+	Stop    bool        `json:"stop,omitempty"`             // take no new jobs
+	Egress  *EgressRule `json:"egress,omitempty" since:"3"` // reserved: Layer has more
+	// Layer is what the hub's egress rules make for the jobs of the node's own
+	// gitlab-runner, a policy.HubEgress of at most MaxLayer bytes; nil when there is
+	// none. For nodes with FeatureEgressFallback.
+	Layer *json.RawMessage `json:"egress_layer,omitempty" since:"3"`
 }
 
 // EgressRule is a list each of names and networks for a phase; nil is
@@ -33,6 +36,9 @@ type EgressLists struct {
 func (p Policy) Check() error {
 	if p.Ceiling < 0 || p.Ceiling > 1<<20 {
 		return fmt.Errorf("ceiling %d is not between 1 and %d", p.Ceiling, 1<<20)
+	}
+	if p.Layer != nil && len(*p.Layer) > MaxLayer {
+		return fmt.Errorf("egress_layer has %d bytes, at most %d are allowed", len(*p.Layer), MaxLayer)
 	}
 	if p.Egress == nil {
 		return nil

@@ -115,7 +115,7 @@ func Negotiate(a, b Range) (version int, ok bool) {
 
 // Revision counts the changes of the messages' fields. Each adds an entry to
 // History; the lock file fails otherwise.
-const Revision = 3
+const Revision = 4
 
 // Entry is one line of History.
 type Entry struct {
@@ -130,6 +130,7 @@ var History = []Entry{
 	{1, "2026-11-30", Range{1, 6}, "The first: version 1 monitoring; 2 steering; 3 placed jobs, labels; 4 tools builds; 5 runner mode none; 6 egress reports of running jobs. Beyond the reference, as fields that may be absent: pressure, disk latency, jobs by stage, ids of desired states, a command's time of issue, the hub's id and clock."},
 	{2, "2026-11-30", Range{1, 6}, "State.LastCommand: a hub that does not know it has been restored from an older backup."},
 	{3, "2026-11-30", Range{1, 6}, "Start.Layer: the hub's egress rules for a job, for nodes with the feature egress_rules; Egress and EgressNames of a start, which no hub sent, are reserved. Inventory.Egress: the node's caps. JobResult.Events."},
+	{4, "2026-12-01", Range{1, 6}, "Policy.Layer: the hub's egress rules for the jobs of a node's own gitlab-runner, for nodes with the feature egress_fallback; Policy.Egress, which no hub sent, is reserved."},
 }
 
 // Clamp holds the interval that a hub asks for within MinHeartbeat and
