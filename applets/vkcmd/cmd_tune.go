@@ -33,7 +33,8 @@ func newTune(a *app) *cli.Command {
 			}
 			return a.tune(ctx, h, admit.MemInfo)
 		},
-	}, cliutil.Arity{}), cliutil.Status{Code: "2", Means: "there is neither mem_budget nor max_concurrency"})
+	}, cliutil.Arity{}), cliutil.Status{Code: "2", Means: "wrong usage or configuration, or there is neither mem_budget nor max_concurrency"},
+		cliutil.Status{Code: "12", Means: "[node] runner_config belongs to another user"})
 }
 
 // nodeLock is held by vk node run while it is up, and shared by a pass of vk

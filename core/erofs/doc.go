@@ -5,8 +5,8 @@
 //
 // Vocabulary. An image is a row of blocks of 4 KiB: the superblock, then
 // metadata (inodes, each with the last part of its content right behind it,
-// where that fits into the same block), then whole blocks of content. A nid is
-// an inode's place in the metadata, in units of 32 bytes.
+// where that is short and fits into the same block), then whole blocks of
+// content. A nid is an inode's place in the metadata, in units of 32 bytes.
 //
 // The tree is first read as names and sizes, then laid out, then filled: the
 // content of files is read by several goroutines, each straight into the buffer

@@ -97,7 +97,7 @@ func write(t *testing.T, dir, name string, data []byte, mode fs.FileMode) {
 func oddTree(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, n := range []int{0, 1, 31, 32, 33, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 12000, 300000, 1<<20 + 5} {
+	for _, n := range []int{0, 1, 31, 32, 33, 1023, 1024, 1025, 5119, 5120, 5121, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 12000, 300000, 1<<20 + 5} {
 		b := make([]byte, n)
 		for i := range b {
 			b[i] = byte(i*7 + n)

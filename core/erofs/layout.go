@@ -24,6 +24,13 @@ const (
 	maxName     = 255
 )
 
+// maxTail is the longest last part of a file's content that lies behind its
+// inode. The format allows a block less an inode; but then each inode would be
+// in a block of its own, and who looks at all files of a tree (git status) would
+// read all of it, block by block. So 20 and more inodes are in a block, for a
+// tenth more blocks of content.
+const maxTail = 1024
+
 // layout is where everything goes.
 type layout struct {
 	nodes []*node // in order of their place
@@ -44,8 +51,8 @@ func (t *Tree) plan() (*layout, error) {
 	for i, n := range l.nodes {
 		n.ino = uint32(i + 1)
 		n.tail = int(n.size % blockSize)
-		if n.tail > blockSize-inodeSize {
-			n.tail = 0 // no room behind the inode: a block of its own
+		if n.tail > blockSize-inodeSize || n.tail > maxTail && !n.isDir() {
+			n.tail = 0 // a block of its own
 		}
 		need := int64(inodeSize + n.tail)
 		if room := blockSize - off%blockSize; need > room {

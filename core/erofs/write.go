@@ -24,7 +24,7 @@ type Stats struct {
 // partSize is how much of the metadata a worker fills at once, windowSize how
 // much content it writes at once, in bytes: whole blocks.
 const (
-	partSize   = 256 * blockSize
+	partSize   = 16 * blockSize
 	windowSize = 256 * blockSize
 )
 
