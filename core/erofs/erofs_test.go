@@ -169,6 +169,36 @@ func TestWholeTree(t *testing.T) {
 	}
 }
 
+// The kernel is the judge that counts, and stricter than the tools: it searches
+// names in its own order.
+func TestKernelReads(t *testing.T) {
+	if kinds, err := os.ReadFile("/proc/filesystems"); err != nil || !strings.Contains(string(kinds), "\terofs\n") {
+		t.Skipf("needs a kernel with erofs: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to mount an image")
+	}
+	dir := oddTree(t)
+	tree := erofs.New()
+	if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	img, _ := pack(t, tree)
+	at := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "erofs", "-o", "loop,ro", img, at).CombinedOutput(); err != nil {
+		if strings.Contains(string(out), "loop") {
+			t.Skipf("needs a loop device: %s", out)
+		}
+		t.Fatalf("mount: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	diff(t, listing(t, at, ""), listing(t, dir, ""))
+}
+
 // Equal trees give equal images, however the goroutines run.
 func TestSameBytes(t *testing.T) {
 	dir := oddTree(t)

@@ -91,7 +91,9 @@ func Words(accel string) []string {
 	if accel == "tcg" {
 		// Patching the kernel's locks for a single processor makes TCG
 		// translate all of that code again.
-		w = append(w, "noreplace-smp")
+		// And TCG translates a program anew for each address that it runs at:
+		// with addresses at random the start of one costs five times as much.
+		w = append(w, "noreplace-smp", "norandmaps")
 	}
 	return w
 }
