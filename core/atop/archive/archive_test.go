@@ -117,6 +117,37 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// TestOlderLog (S38): what another version, or atop itself, has left under a
+// recording's name on the same day is never written to. The new recording is in a
+// file of its own, and each is read as what it is.
+func TestOlderLog(t *testing.T) {
+	for what, old := range map[string][]byte{
+		"raw log of atop 2.8":  append([]byte{0xef, 0xbe, 0xed, 0xfe, 0x08, 0x82}, make([]byte, 500)...),
+		"raw log of atop 2.7":  append([]byte{0xef, 0xbe, 0xed, 0xfe, 0x07, 0x82}, make([]byte, 500)...),
+		"text of a later form": []byte("RESET\nCPX v9 1786488000 2026/08/12 00:00:00 10 1 2 3\nSEP\n"),
+	} {
+		a, _, _ := open(t, 14)
+		const name = "42137-acme-web-test_unit"
+		dir := begin(t, a, name)
+		before := filepath.Join(dir, atop.LogFile)
+		write(t, before, old)
+		next := begin(t, a, name)
+		if filepath.Base(next) != name+"-2" {
+			t.Fatalf("%s: the new recording is in %s", what, next)
+		}
+		write(t, filepath.Join(next, atop.LogFile), text(7, 8))
+		if b, err := os.ReadFile(before); err != nil || !bytes.Equal(b, old) {
+			t.Errorf("%s was changed (%v)", what, err)
+		}
+		if got, st, err := epochs(t, filepath.Join(next, atop.LogFile)); err != nil || !slices.Equal(got, []int64{7, 8}) || st.Skipped+st.Torn > 0 {
+			t.Errorf("%s: the new one reads as %v, %+v, %v", what, got, st, err)
+		}
+		if got, _, _ := epochs(t, before); len(got) != 0 {
+			t.Errorf("%s reads as samples of %v", what, got)
+		}
+	}
+}
+
 // TestCrashes: whatever instruction of Finish is the last one, the log is whole
 // and Finish ends what it began.
 func TestCrashes(t *testing.T) {
