@@ -47,14 +47,29 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Killed among its submodules, a tree is whole for the next job too, and for
-// one that wants none.
-func TestKilledAmongSubmodules(t *testing.T) {
-	w, d := newModules(t), newDirs(t)
+// killedAt has a child take a tree, and die at a step of that.
+func killedAt(t *testing.T, c crash) {
+	t.Helper()
+	b, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
+	cmd := exec.Command(exe)
+	cmd.Env = append(os.Environ(), crashEnv+"="+string(b))
+	out, err := cmd.CombinedOutput()
+	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
+		t.Fatalf("%s: the child was not killed there: %v %s", c.Step, err, out)
+	}
+}
+
+// Killed among its submodules, a tree is whole for the next job too, and for
+// one that wants none.
+func TestKilledAmongSubmodules(t *testing.T) {
+	w, d := newModules(t), newDirs(t)
 	s := d.open(t)
 	for i, step := range []string{"submodules", "submodule", "submodule-cloned", "submodule-checkout", "record"} {
 		for _, first := range []bool{true, false} {
@@ -70,16 +85,7 @@ func TestKilledAmongSubmodules(t *testing.T) {
 				}
 			}
 			want := w.top.git("", "--git-dir="+w.sub.bare, "show", "main:sub.txt") + "\n"
-			b, err := json.Marshal(crash{d.root, d.mirrors, step, w.job(true)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), crashEnv+"="+string(b))
-			out, err := cmd.CombinedOutput()
-			if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
-				t.Fatalf("%s: the child was not killed there: %v %s", step, err, out)
-			}
+			killedAt(t, crash{d.root, d.mirrors, step, w.job(true)})
 			if i%2 == 0 {
 				j := w.job(true)
 				j.Submodules = nil
@@ -103,10 +109,6 @@ func TestKilledAmongSubmodules(t *testing.T) {
 // later sweep leaves nothing behind.
 func TestKilledAtEachStep(t *testing.T) {
 	srv, d := newServer(t), newDirs(t)
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
 	s := d.open(t)
 	sha := srv.commit(map[string]string{"f": "first", "keep": "k"})
 	for _, first := range []bool{true, false} {
@@ -122,16 +124,7 @@ func TestKilledAtEachStep(t *testing.T) {
 			} else {
 				sha = srv.commit(map[string]string{"f": step})
 			}
-			b, err := json.Marshal(crash{d.root, d.mirrors, step, srv.job(sha)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.Command(exe)
-			cmd.Env = append(os.Environ(), crashEnv+"="+string(b))
-			out, err := cmd.CombinedOutput()
-			if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || ws.Signal() != syscall.SIGKILL {
-				t.Fatalf("%s: the child was not killed there: %v %s", step, err, out)
-			}
+			killedAt(t, crash{d.root, d.mirrors, step, srv.job(sha)})
 			tree := done(t, s, srv.job(sha))
 			want := "first"
 			if !first {

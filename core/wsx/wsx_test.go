@@ -40,6 +40,16 @@ func serve(t *testing.T, fn func(ctx context.Context, c *wsx.Conn)) (url string,
 	return "wss" + strings.TrimPrefix(s.URL, "https"), wsx.Dialer{TLS: conf}
 }
 
+// echo sends back what it gets.
+func echo(ctx context.Context, c *wsx.Conn) {
+	for {
+		b, err := c.Read(ctx)
+		if err != nil || c.Write(ctx, b) != nil {
+			return
+		}
+	}
+}
+
 func within(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
@@ -55,15 +65,7 @@ func TestEchoAndBinding(t *testing.T) {
 			t.Error(err)
 		}
 		got <- key
-		for {
-			b, err := c.Read(ctx)
-			if err != nil {
-				return
-			}
-			if err := c.Write(ctx, b); err != nil {
-				return
-			}
-		}
+		echo(ctx, c)
 	})
 	ctx := within(t)
 	c, err := d.Dial(ctx, url+"/ws", nil)
@@ -98,14 +100,7 @@ func TestEchoAndBinding(t *testing.T) {
 
 // S40: no message that is allowed ends a connection, whatever its size.
 func TestSizes(t *testing.T) {
-	url, d := serve(t, func(ctx context.Context, c *wsx.Conn) {
-		for {
-			b, err := c.Read(ctx)
-			if err != nil || c.Write(ctx, b) != nil {
-				return
-			}
-		}
-	})
+	url, d := serve(t, echo)
 	ctx := within(t)
 	c, err := d.Dial(ctx, url+"/ws", nil)
 	if err != nil {
