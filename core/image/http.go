@@ -94,9 +94,16 @@ func loopback(host string) bool {
 
 var errPlainHTTP = errors.New("plain HTTP is only spoken to this machine and to registries listed under `insecure`")
 
+// plainHTTP is errPlainHTTP of a host, which need not be the registry: a token
+// server, or where a redirect leads.
+type plainHTTP struct{ host string }
+
+func (e plainHTTP) Error() string { return e.host + ": " + errPlainHTTP.Error() }
+func (e plainHTTP) Unwrap() error { return errPlainHTTP }
+
 func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !loopback(req.URL.Host) && !allowed(p.insecure, req.URL.Host) {
-		return nil, fmt.Errorf("%s: %w", req.URL.Host, errPlainHTTP)
+		return nil, plainHTTP{req.URL.Host}
 	}
 	again := req.Body == nil || req.Body == http.NoBody || req.GetBody != nil
 	for n := 1; ; n++ {
@@ -283,6 +290,10 @@ func explain(err error, registry, what, from string) error {
 		return unavailable("registry %s: its name cannot be resolved", registry).
 			Hint("check the image's name and the host's DNS").Because(cleaned(err))
 	case errors.Is(err, errPlainHTTP):
+		if p, ok := errors.AsType[plainHTTP](err); ok && p.host != registry {
+			return unavailable("registry %s sends its users to %s for %s, and that by plain HTTP", registry, p.host, what).
+				Hint("list %s under `insecure` to allow it", p.host).Because(errPlainHTTP)
+		}
 		return unavailable("registry %s offers only plain HTTP", registry).
 			Hint("list %s under `insecure` to allow it", registry).Because(errPlainHTTP)
 	case errors.As(err, &to) && to.Timeout(), errors.Is(err, errStalled):

@@ -128,6 +128,11 @@ func (r *remote) smallOnce(ctx context.Context, kind, ref, accept string, max in
 	if int64(len(body)) > max {
 		return nil, "", fmt.Errorf("the answer is longer than %d bytes", max)
 	}
+	// A proxy that keeps an old body under a new name is found here, where the
+	// registry has been asked by tag and no digest is known.
+	if said := resp.Header.Get("Docker-Content-Digest"); strings.HasPrefix(said, "sha256:") && said != digestOf(body) {
+		return nil, "", wrongDigest(r.repo.RegistryStr(), r.what(ref), said, digestOf(body))
+	}
 	return body, resp.Header.Get("Content-Type"), nil
 }
 
