@@ -254,6 +254,9 @@ func TestBoot(t *testing.T) {
 		{"", "hostname; cat /etc/hostname /etc/machine-id", "guest-1\nguest-1\n0123456789abcdef0123456789abcdef"},
 		{"", "cat /etc/resolv.conf", "nameserver 10.0.2.3\nsearch a.test"},
 		{"", "ls /run", "vk"},
+		// What an exec leaves goes soon: there are its own control group and one
+		// for the next.
+		{"", "i=0; while [ $(ls -d /sys/fs/cgroup/vk/exec-* | wc -l) -gt 2 ] && [ $i -lt 500 ]; do sleep .1; i=$((i+1)); done; ls -d /sys/fs/cgroup/vk/exec-* | wc -l", "2"},
 		// Late timers are for the thread of the agent that watches it.
 		{"", "cat /proc/self/timerslack_ns; set -- $(ls /proc/1/task | sort -n); cat /proc/$2/timerslack_ns", "50000\n2000000"},
 		{"", "grep -c db.test /etc/hosts", "1"},

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,6 +19,10 @@ type group struct {
 	dir string
 	fd  int // of dir
 }
+
+// tidyAfter is how long after an exec's end its server tidies up, unless another
+// begins before: then it does while that program runs, and neither host waits.
+const tidyAfter = 20 * time.Millisecond
 
 // SetCgroup changes Options.Cgroup for programs started from now on.
 func (s *Server) SetCgroup(dir string) {
@@ -79,18 +84,35 @@ func (g *group) remove() {
 	}
 }
 
-// leaveCgroup removes the group, now or, when children live on in it, at a
-// later exec's end. The kernel's work on groups is not done with mu held, for
-// the pulse needs that.
+// leaveCgroup lets the group be removed, soon or, when children live on in it,
+// after a later exec.
 func (p *process) leaveCgroup() {
+	if p.cgroup == "" {
+		return
+	}
 	s := p.srv
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.linger = append(s.linger, p.cgroup)
+	if s.later == nil {
+		s.later = time.AfterFunc(tidyAfter, func() { s.opt.Guard("exec tidy", s.tidy) })
+		return
+	}
+	s.later.Reset(tidyAfter)
+}
+
+// tidy removes what ended execs have left, and makes what the next one needs.
+// The kernel's work is not done with mu held, for the pulse needs that.
+func (s *Server) tidy() {
+	s.tidying.Lock()
+	defer s.tidying.Unlock()
+	s.mu.Lock()
+	if s.later != nil {
+		s.later.Stop()
+	}
 	dirs := s.linger
 	s.linger = nil
 	s.mu.Unlock()
-	if p.cgroup != "" {
-		dirs = append(dirs, p.cgroup)
-	}
 	var left []string
 	for _, d := range dirs {
 		if err := os.Remove(d); err != nil && !os.IsNotExist(err) {
@@ -100,9 +122,10 @@ func (p *process) leaveCgroup() {
 	s.mu.Lock()
 	s.linger = append(s.linger, left...)
 	s.mu.Unlock()
+	s.spareCgroup()
 }
 
-// spareCgroup makes the next program's group while nobody waits for it.
+// spareCgroup makes the next program's group, and the pipe of its output.
 func (s *Server) spareCgroup() {
 	s.mu.Lock()
 	base, there := s.opt.Cgroup, s.spare != nil
@@ -118,8 +141,17 @@ func (s *Server) spareCgroup() {
 	if s.spare == nil && s.opt.Cgroup == base {
 		s.spare, g = g, nil
 	}
+	wet := s.pipe == nil
 	s.mu.Unlock()
 	g.remove()
+	if !wet {
+		return
+	}
+	if ends, err := newPipe(false); err == nil {
+		s.mu.Lock()
+		s.pipe = ends // only tidy, of which there is one at a time, sets it
+		s.mu.Unlock()
+	}
 }
 
 // oomKills is how many processes of the group the kernel killed for memory.

@@ -92,12 +92,16 @@ func (p *process) wire(attr *syscall.ProcAttr, fds [3]net.Conn) (err error) {
 // pipeSize is how many bytes of a program's output wait for the agent.
 const pipeSize = 256 << 10
 
-// pipe makes one pipe; our end does not block, the program's does. The pipe
-// belongs to the program's user, so that /dev/stderr can be opened by name.
-func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
+// pipeEnds are a pipe; our end does not block, the program's does.
+type pipeEnds struct {
+	ours   *os.File
+	theirs int
+}
+
+func newPipe(input bool) (*pipeEnds, error) {
 	var fd [2]int
 	if err := unix.Pipe2(fd[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
-		return nil, -1, os.NewSyscallError("pipe2", err)
+		return nil, os.NewSyscallError("pipe2", err)
 	}
 	own, other := fd[0], fd[1]
 	if input {
@@ -106,12 +110,29 @@ func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
 		// Fewer changes between the two processes; the default will do as well.
 		unix.FcntlInt(uintptr(own), unix.F_SETPIPE_SZ, pipeSize)
 	}
-	p.child = append(p.child, other)
 	unix.FcntlInt(uintptr(other), unix.F_SETFL, 0)
-	if os.Getuid() == 0 {
-		unix.Fchown(other, int(p.user.UID), int(p.user.GID))
+	return &pipeEnds{os.NewFile(uintptr(own), "pipe"), other}, nil
+}
+
+// pipe is a pipe of the program's. It belongs to the program's user, so that
+// /dev/stderr can be opened by name.
+func (p *process) pipe(input bool) (ours *os.File, theirs int, err error) {
+	var ends *pipeEnds
+	if !input {
+		p.srv.mu.Lock()
+		ends, p.srv.pipe = p.srv.pipe, nil
+		p.srv.mu.Unlock()
 	}
-	return os.NewFile(uintptr(own), "pipe"), other, nil
+	if ends == nil {
+		if ends, err = newPipe(input); err != nil {
+			return nil, -1, err
+		}
+	}
+	p.child = append(p.child, ends.theirs)
+	if os.Getuid() == 0 {
+		unix.Fchown(ends.theirs, int(p.user.UID), int(p.user.GID))
+	}
+	return ends.ours, ends.theirs, nil
 }
 
 // abandon closes what wire has opened, for a program that never started.
@@ -157,6 +178,7 @@ func (p *process) started(pid int, ended <-chan syscall.WaitStatus) {
 			g("exec reader", o.watch)
 		}
 	}
+	g("exec tidy", p.srv.tidy)
 }
 
 // startWait is how soon a program must end for its start not to be told apart
@@ -203,9 +225,7 @@ func (p *process) serve(conn net.Conn, frames *guestwire.Frames, ctl *control) {
 			guestwire.Send(conn, ev)
 			conn.Close()
 			frames.Release()
-			// The host need not wait for that.
 			p.leaveCgroup()
-			p.srv.spareCgroup()
 			return
 		}
 	}

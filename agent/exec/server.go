@@ -44,8 +44,12 @@ type Server struct {
 	mu      sync.Mutex
 	joins   map[string]*join
 	running map[string]*process
-	linger  []string // control groups that outlived their exec
-	spare   *group   // for the next exec; may be nil
+	linger  []string    // control groups whose exec has ended
+	spare   *group      // for the next exec; may be nil
+	pipe    *pipeEnds   // for the next exec's output; may be nil
+	later   *time.Timer // runs tidy; nil before the first exec's end
+
+	tidying sync.Mutex
 }
 
 // GoingDown says that from now on programs end because the guest does: the
