@@ -134,6 +134,18 @@ virtkit: egress audit: for allowlists of it run on the host: vk egress suggest `
 virtkit: names this job has contacted under unrestricted egress: deb.web.test, one.test
 `, j.end)
 
+	vars, err := h.Run(t.Context(), "egress", "suggest", "--vars", j.id)
+	want(t, "vk egress suggest --vars", `
+variables:
+  MICROVM_EGRESS_ALLOW_NAME: |
+    deb.web.test  # dns, 2 times
+    one.test      # dns, once
+  MICROVM_EGRESS_ALLOW_IP: |
+    198.51.100.2/32:80  # tcp, once
+`, vars)
+	if err != nil {
+		t.Fatal(err)
+	}
 	suggested, err := h.Run(t.Context(), "egress", "suggest", j.id)
 	if err != nil {
 		t.Fatal(err)
@@ -170,10 +182,8 @@ virtkit:   dns 2.100.51.198.in-addr.arpa (once): outside the node's [egress] all
 		t.Errorf("the standing list of the new policy: %q", j.end)
 	}
 
-	// The other way to write it: the job's own variables, made by --vars.
-	vars, err := h.Run(t.Context(), "egress", "suggest", "--vars", j.id)
-	if err != nil || !strings.Contains(vars, "  MICROVM_EGRESS_ALLOW_NAME: |\n    deb.web.test  # in an earlier run\n") {
-		t.Errorf("--vars: %v\n%s", err, vars)
+	if again, err := h.Run(t.Context(), "egress", "suggest", "--vars", j.id); err != nil || !strings.Contains(again, "  MICROVM_EGRESS_ALLOW_NAME: |\n    deb.web.test  # in an earlier run\n") {
+		t.Errorf("--vars: %v\n%s", err, again)
 	}
 	var doc struct {
 		Live   bool          `json:"live"`
@@ -189,7 +199,31 @@ virtkit:   dns 2.100.51.198.in-addr.arpa (once): outside the node's [egress] all
 	if b := doc.Report.Blocked[1]; b.Destination.IP != farIP || b.Destination.Port != 81 || b.Layer != policy.LayerNodeCap || b.Stage != execdrv.StageBuild {
 		t.Errorf("%+v", b)
 	}
+	// The other way to write it: the job's own variables, made by --vars, comments
+	// and all.
+	configure("")
+	j = runEgressJob(t, h, "fetch", other+fetches, blockScalars(vars)) // the other first: names open every port
+	want(t, "the script's output under its own variables", "no such name\nrefused\nno reverse\naddress\nname\nlookup\n", string(j.build.Stdout))
+	want(t, "what it was refused", `
+virtkit: egress blocked by the allowlist:
+virtkit:   dns many.test (once): outside the job's MICROVM_EGRESS_ALLOW_NAME
+virtkit:   tcp 198.51.100.2:81 (once): outside the job's MICROVM_EGRESS_ALLOW_IP
+virtkit:   dns 2.100.51.198.in-addr.arpa (once): outside the job's MICROVM_EGRESS_ALLOW_NAME
+`, string(j.build.Stderr))
 	nothingLeft(t, h)
+}
+
+// blockScalars is what YAML makes of a mapping of literal block scalars.
+func blockScalars(yaml string) map[string]string {
+	out, key := map[string]string{}, ""
+	for line := range strings.Lines(yaml) {
+		if k, ok := strings.CutSuffix(strings.TrimSpace(line), ": |"); ok {
+			key = k
+		} else if text, ok := strings.CutPrefix(line, "    "); ok {
+			out[key] += text
+		}
+	}
+	return out
 }
 
 func TestEgressLayersOfAJob(t *testing.T) {

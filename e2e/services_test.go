@@ -236,6 +236,17 @@ func TestServiceEgress(t *testing.T) {
 	if !strings.Contains(string(res.Stdout), "NXDOMAIN") || res.Exit != 0 || !strings.Contains(string(res.Stderr), "www.example.com") {
 		t.Errorf("build_script: %d %s\n%s", res.Exit, res.Stdout, res.Stderr)
 	}
+	// At most four commands at once, and again as soon as one has ended.
+	res = stage(t, s, execdrv.StageBuild, `p=
+for i in 1 2 3 4; do vk-agent exec --service shut -- sh -c 'echo up; exec sleep 1000' > /tmp/o$i & p="$p $!"; done
+for i in 1 2 3 4; do until [ -s /tmp/o$i ]; do sleep 0.1; done; done
+vk-agent exec --service shut -- true; echo "= $?"
+kill $p; wait
+until vk-agent exec --service shut -- true 2>/dev/null; do sleep 0.1; done; echo room again
+`)
+	if string(res.Stdout) != "= 125\nroom again\n" || !strings.Contains(string(res.Stderr), "4 commands run in services already, as many as may") {
+		t.Errorf("five commands at once: %q\n%s", res.Stdout, res.Stderr)
+	}
 	if b, err := os.ReadFile(filepath.Join(h.State, "jobs", h.JobDirs()[0], "egress.json")); err != nil || !strings.Contains(string(b), `"shut"`) {
 		t.Errorf("the record does not name the service: %v\n%s", err, b)
 	}
