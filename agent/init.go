@@ -156,7 +156,7 @@ func (g *guest) catchSignals() {
 	for s := 1; s < 65; s++ {
 		switch s := syscall.Signal(s); s {
 		case unix.SIGKILL, unix.SIGSTOP, unix.SIGCHLD, unix.SIGURG, 32, 33, 34:
-			// Not to be caught, of no use, or the runtime's and libc's own.
+			// Not to be caught, agent/reap's, or the runtime's and libc's own.
 		default:
 			all = append(all, s)
 		}

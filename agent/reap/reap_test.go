@@ -25,7 +25,12 @@ var collector = sync.OnceValue(func() *Reaper {
 
 func sh(t *testing.T, r *Reaper, script string) <-chan syscall.WaitStatus {
 	t.Helper()
-	_, ch, err := r.Start("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
+	return shIn(t, r, 0, script)
+}
+
+func shIn(t *testing.T, r *Reaper, stdin uintptr, script string) <-chan syscall.WaitStatus {
+	t.Helper()
+	_, ch, err := r.Start("/bin/sh", []string{"sh", "-c", script}, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{stdin, 1, 2}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,14 +64,21 @@ func TestEnds(t *testing.T) {
 // Each end reaches who waits for it, orphans are nobody's, and none stays.
 func TestManyWithOrphans(t *testing.T) {
 	r := collector()
+	in, hold, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	defer hold.Close()
 	var all []<-chan syscall.WaitStatus
 	for range 60 {
-		// Its child outlives it, as do that one's.
-		all = append(all, sh(t, r, "(sleep 0.05; (sleep 0.05; exit 1) & exit 2) & exit 3"))
+		// Its child outlives it, as does that one's.
+		all = append(all, shIn(t, r, in.Fd(), "read line; (sleep 0.05; (sleep 0.05; exit 1) & exit 2) & exit 3"))
 	}
 	if r.Barren() {
 		t.Error("60 programs run, and none is seen")
 	}
+	hold.Close()
 	for _, ch := range all {
 		if ws := end(t, ch); ws.ExitStatus() != 3 {
 			t.Errorf("exit 3 is %v", ws)
