@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"virtkit/core/erofs"
+	"virtkit/e2e/gitsrv"
 )
 
 // checkoutFiles is how many files the packed tree has.
@@ -63,6 +67,82 @@ func (b *bench) checkoutArea(ctx context.Context) error {
 	for i, p := range peers {
 		b.add("checkout", fmt.Sprintf("pack %d files", checkoutFiles), "ms", median(took[0]), p.name, median(took[i+1]), p.goal)
 	}
+	return nil
+}
+
+// statusFiles is how many files the repository has whose first git status is
+// taken in a guest.
+const statusFiles = 20_000
+
+// statusScript times git status, in ms: of the work tree that nobody has looked
+// at yet, and of a copy on the guest's own disk of which nothing is cached. What
+// is cached then is what its second look is for.
+const statusScript = `cd /builds/bench/idle
+look() { a=$(date +%s%N); [ -z "$(git status --porcelain)" ] || exit 1; b=$(date +%s%N); echo "$1 $(( (b-a)/1000000 ))"; }
+look first; look second
+cp -a . /copy && cd /copy && git update-index -q --refresh && sync && echo 3 > /proc/sys/vm/drop_caches
+look disk
+`
+
+// firstStatus: git status in a guest whose work tree was packed for it.
+func (b *bench) firstStatus(ctx context.Context) error {
+	root := filepath.Join(b.dir, "git")
+	bare := filepath.Join(root, "bench", "status.git")
+	tree := filepath.Join(b.dir, "status")
+	if err := makeTree(tree, statusFiles); err != nil {
+		return err
+	}
+	for _, argv := range [][]string{{"init", "-q", "-b", "main"}, {"add", "-A"}, {"-c", "user.name=b", "-c", "user.email=b@example.com", "commit", "-q", "-m", "all"}, {"clone", "-q", "--bare", ".", bare}} {
+		cmd := exec.CommandContext(ctx, "git", argv...)
+		cmd.Dir = tree
+		cmd.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_SYSTEM=/dev/null")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("git %s: %w: %s", argv[0], err, out)
+		}
+	}
+	sha, err := exec.CommandContext(ctx, "git", "-C", bare, "rev-parse", "main").Output()
+	if err != nil {
+		return err
+	}
+	srv, err := gitsrv.New(root)
+	if err != nil {
+		return err
+	}
+	srv.Allow("x")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	served := make(chan error, 1)
+	go func() { served <- srv.Serve(ctx, l) }()
+	defer func() { cancel(); <-served }()
+	more := fmt.Sprintf(`,"git_info":{"repo_url":"http://%s/bench/status.git","ref":"main","sha":%q,"ref_type":"branch","refspecs":["+refs/heads/main:refs/remotes/origin/main"],"depth":0}`,
+		l.Addr(), strings.TrimSpace(string(sha)))
+	took := map[string][]float64{}
+	for i := range min(b.rounds, 3) {
+		j, err := b.startIdle(ctx, fmt.Sprintf("status-%d", i), "[executor]\nhost_checkout = true\n[executor.vm]\ncpus = 1\nmem = \"1G\"\n[executor.schedule]\ndisk_default = \"64M\"\n", 4720+i, more)
+		if err != nil {
+			return err
+		}
+		res, err := j.s.Stage(ctx, "build_script", []byte(statusScript))
+		j.end(context.WithoutCancel(ctx))
+		if err != nil || res.Exit != 0 {
+			return fmt.Errorf("%d, %w: %s%s", res.Exit, err, res.Stdout, res.Stderr)
+		}
+		for l := range strings.Lines(string(res.Stdout)) {
+			if f := strings.Fields(l); len(f) == 2 {
+				n, err := strconv.ParseFloat(f[1], 64)
+				if err != nil {
+					return err
+				}
+				took[f[0]] = append(took[f[0]], n)
+			}
+		}
+	}
+	row := fmt.Sprintf("git status of %d files in the guest", statusFiles)
+	b.add("checkout", row+", the first", "ms", median(took["first"]), "a copy on its disk, nothing cached", median(took["disk"]), 1)
+	b.add("checkout", row+", the second", "ms", median(took["second"]), "the first", median(took["first"]), 1)
 	return nil
 }
 

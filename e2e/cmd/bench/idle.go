@@ -39,7 +39,7 @@ func (b *bench) idle(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for i, k := range kinds {
 		g.Go(func() error {
-			j, err := b.startIdle(gctx, k.name, "[executor]\n"+k.toml, 4712+i)
+			j, err := b.startIdle(gctx, k.name, "[executor]\n"+k.toml+idleConf, 4712+i, "")
 			if err != nil {
 				return fmt.Errorf("%s: %w", k.name, err)
 			}
@@ -85,19 +85,22 @@ type idleJob struct {
 	state supervise.State
 }
 
-// startIdle prepares a job on a host of its own. conf goes before the rest of its
-// configuration.
-func (b *bench) startIdle(ctx context.Context, name, conf string, id int) (*idleJob, error) {
-	h, err := host.New(".", filepath.Join(b.dir, name), conf+"[executor.vm]\ncpus = 1\nmem = \"512M\"\n[executor.schedule]\ndisk_default = \"64M\"\n")
+// idleConf is the rest of the configuration of a job that does little.
+const idleConf = "[executor.vm]\ncpus = 1\nmem = \"512M\"\n[executor.schedule]\ndisk_default = \"64M\"\n"
+
+// startIdle prepares a job on a host of its own. more goes into its answer of
+// GitLab, after a comma.
+func (b *bench) startIdle(ctx context.Context, name, conf string, id int, more string) (*idleJob, error) {
+	h, err := host.New(".", filepath.Join(b.dir, name), conf)
 	if err != nil {
 		return nil, err
 	}
 	d := h.Driver()
 	d.TmpRoot = b.dir
 	s, err := d.Open(map[string]string{
-		"CI_JOB_ID": strconv.Itoa(id), "CI_JOB_NAME": "idle", "CI_PROJECT_PATH": "bench/idle", "CI_BUILDS_DIR": "/builds",
-		"CI_PROJECT_DIR": "/builds/bench/idle", "CI_JOB_TIMEOUT": "600", "CI_CONCURRENT_ID": "0", "MICROVM_IMAGE": "local/default",
-	}, fmt.Appendf(nil, `{"id":%d,"token":"x","job_info":{"name":"idle"}}`, id))
+		"CI_JOB_ID": strconv.Itoa(id), "CI_JOB_NAME": name, "CI_PROJECT_PATH": "bench/idle", "CI_BUILDS_DIR": "/builds",
+		"CI_PROJECT_DIR": "/builds/bench/idle", "CI_JOB_TIMEOUT": "1200", "CI_CONCURRENT_ID": "0", "MICROVM_IMAGE": "local/default",
+	}, fmt.Appendf(nil, `{"id":%d,"token":"x","job_info":{"name":%q}%s}`, id, name, more))
 	if err != nil {
 		return nil, err
 	}

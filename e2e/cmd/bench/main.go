@@ -61,6 +61,7 @@ var areas = []area{
 	{"guest", (*bench).guest},
 	{"image", (*bench).image},
 	{"checkout", (*bench).checkoutArea},
+	{"checkout-status", (*bench).firstStatus},
 	{"net", (*bench).network},
 	{"net-peers", beside((*bench).netPeers)},
 	{"net-dns", beside((*bench).netDNS)},
