@@ -411,7 +411,8 @@ func (c *conn) send(r *scatter, wait bool) bool {
 	frames := (n + r.mss - 1) / r.mss
 	size := frames*r.head + n
 	r.full = size+r.head > natBuffer // what is left has no room for another frame
-	if n < cap(buf.b)/4 {            // it may have to be kept: not in so large a buffer
+
+	if n < cap(buf.b)/4 { // it may have to be kept: not in so large a buffer
 		small := getBuffer(size)
 		copy(small.b, buf.b[:size])
 		buf.free()

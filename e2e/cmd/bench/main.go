@@ -43,6 +43,8 @@ type bench struct {
 	rounds int
 	dir    string // scratch
 	rows   []Row
+
+	sockets int // made so far; see socket
 }
 
 // area is a group of measurements that can be asked for by name.

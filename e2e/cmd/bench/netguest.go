@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"virtkit/e2e/netgen"
 	"virtkit/netsw"
 )
 
@@ -76,29 +77,40 @@ int main(void) {
 }
 `
 
-// netGuest: a bare guest with vk's switch and with QEMU's user network, each as
-// a guest gets it: with the largest MTU, and with 1500.
+// netGuest: a bare guest with vk's switch and with each of the others, each as
+// a guest gets it: with the largest MTU that the program has.
 func (b *bench) netGuest(ctx context.Context, o *outside) error {
 	g, err := b.prepareBare(ctx, "transfer", transferSource, guestBytes)
 	if err != nil {
 		return err
 	}
-	var down, up [2][]float64
+	const largest = 65520
+	sides := []struct {
+		name string
+		run  func() (d, u float64, err error)
+	}{
+		{"vk", func() (d, u float64, err error) { return b.transferVK(ctx, g, o) }},
+		{"QEMU's user network", func() (d, u float64, err error) { return b.transferSlirp(ctx, g) }},
+		{"passt", func() (d, u float64, err error) { return b.transferOn(ctx, g, b.startPasst, largest) }},
+		{"gvproxy", func() (d, u float64, err error) { return b.transferOn(ctx, g, b.startGvproxy, largest) }},
+	}
+	down, up := make([][]float64, len(sides)), make([][]float64, len(sides))
 	for range b.rounds {
-		for i, run := range []func(context.Context, *bare, *outside) (d, u float64, err error){b.transferVK, b.transferSlirp} {
-			d, u, err := run(ctx, g, o)
+		for i, s := range sides {
+			d, u, err := s.run()
 			if err != nil {
-				return err
+				return fmt.Errorf("%s: %w", s.name, err)
 			}
 			if os.Getenv("VIRTKIT_BENCH_VERBOSE") != "" {
-				fmt.Fprintf(os.Stderr, "bench: net: guest, %s: to it %.4g MB/s, from it %.4g\n", []string{"vk", "QEMU's user network"}[i], d, u)
+				fmt.Fprintf(os.Stderr, "bench: net: guest, %s: to it %.4g MB/s, from it %.4g\n", s.name, d, u)
 			}
 			down[i], up[i] = append(down[i], d), append(up[i], u)
 		}
 	}
-	const peer = "QEMU's user network"
-	b.addRate("net", "to a real guest", "MB/s", median(slices.Clone(down[0])), peer, median(slices.Clone(down[1])), 1)
-	b.addRate("net", "from a real guest", "MB/s", median(slices.Clone(up[0])), peer, median(slices.Clone(up[1])), 1)
+	for i, s := range sides[1:] {
+		b.addRate("net", "to a real guest", "MB/s", median(slices.Clone(down[0])), s.name, median(slices.Clone(down[i+1])), 1)
+		b.addRate("net", "from a real guest", "MB/s", median(slices.Clone(up[0])), s.name, median(slices.Clone(up[i+1])), 1)
+	}
 	return nil
 }
 
@@ -108,15 +120,30 @@ func (b *bench) transferVK(ctx context.Context, g *bare, o *outside) (d, u float
 		return 0, 0, err
 	}
 	defer p.stop()
-	end := os.NewFile(uintptr(fd), "guest")
-	defer end.Close()
-	return g.transfer(ctx, netip.MustParsePrefix(set.Addr).Addr().String(), set.Gateway, []*os.File{end},
-		"-netdev", "stream,id=n0,server=off,addr.type=fd,addr.str=3",
-		"-device", fmt.Sprintf("virtio-net-device,netdev=n0,mac=%s,host_mtu=%d", set.MAC, netsw.MTU))
+	return g.transferOver(ctx, fd, netip.MustParsePrefix(set.Addr).Addr().String(), set.Gateway, set.MAC, netsw.MTU)
 }
 
-func (b *bench) transferSlirp(ctx context.Context, g *bare, _ *outside) (d, u float64, err error) {
+func (b *bench) transferSlirp(ctx context.Context, g *bare) (d, u float64, err error) {
 	return g.transfer(ctx, "10.0.2.15", "10.0.2.2", nil, "-netdev", "user,id=n0", "-device", "virtio-net-device,netdev=n0")
+}
+
+// transferOn is a transfer over a program that listens for its guest.
+func (b *bench) transferOn(ctx context.Context, g *bare, start func(context.Context, int) (*plugged, int, netgen.Config, error), mtu int) (d, u float64, err error) {
+	p, fd, cfg, err := start(ctx, mtu)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer p.stop()
+	return g.transferOver(ctx, fd, cfg.Addr.String(), cfg.Host.String(), cfg.MAC.String(), mtu)
+}
+
+// transferOver is a transfer over a stream socket, which it closes.
+func (g *bare) transferOver(ctx context.Context, fd int, addr, host, mac string, mtu int) (d, u float64, err error) {
+	end := os.NewFile(uintptr(fd), "guest")
+	defer end.Close()
+	return g.transfer(ctx, addr, host, []*os.File{end},
+		"-netdev", "stream,id=n0,server=off,addr.type=fd,addr.str=3",
+		"-device", fmt.Sprintf("virtio-net-device,netdev=n0,mac=%s,host_mtu=%d", mac, mtu))
 }
 
 // transfer boots the guest and gives how fast bytes came to and from it, in

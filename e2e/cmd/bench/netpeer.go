@@ -146,36 +146,57 @@ func (b *bench) plugSlirp(ctx context.Context, mtu int) (*plugged, error) {
 }
 
 func (b *bench) plugPasst(ctx context.Context, mtu int) (*plugged, error) {
-	sock := filepath.Join(b.dir, fmt.Sprintf("passt-%d.sock", mtu))
-	cmd := exec.CommandContext(ctx, "passt", "-f", "-e", "-1", "-s", sock, "-4", "-m", strconv.Itoa(mtu), "--runas", strconv.Itoa(os.Getuid()),
-		"-a", "10.99.0.2", "-n", "24", "-g", "10.99.0.1")
-	p, err := launch("passt", cmd)
+	p, fd, cfg, err := b.startPasst(ctx, mtu)
 	if err != nil {
 		return nil, err
 	}
-	fd, err := dialUnix(ctx, sock)
-	if err != nil {
-		p.stop()
-		return nil, fmt.Errorf("passt: %w: %s", err, p.said)
-	}
+	return p.open(fd, cfg)
+}
+
+// startPasst runs passt for one guest; it gives the guest's end and how the guest
+// is to be set up.
+func (b *bench) startPasst(ctx context.Context, mtu int) (*plugged, int, netgen.Config, error) {
+	sock := b.socket("passt")
 	gw := netip.MustParseAddr("10.99.0.1")
-	return p.open(fd, netgen.Config{MAC: guestMAC, Addr: netip.MustParseAddr("10.99.0.2"), Gateway: gw, Host: gw, MTU: mtu})
+	cfg := netgen.Config{MAC: guestMAC, Addr: netip.MustParseAddr("10.99.0.2"), Gateway: gw, Host: gw, MTU: mtu}
+	return startOn(ctx, "passt", sock, cfg, exec.CommandContext(ctx, "passt", "-f", "-e", "-1", "-s", sock, "-4", "-m", strconv.Itoa(mtu), "--runas", strconv.Itoa(os.Getuid()),
+		"-a", cfg.Addr.String(), "-n", "24", "-g", gw.String()))
 }
 
 func (b *bench) plugGvproxy(ctx context.Context, mtu int) (*plugged, error) {
-	sock := filepath.Join(b.dir, fmt.Sprintf("gvproxy-%d.sock", mtu))
-	cmd := exec.CommandContext(ctx, gvproxyPath, "-mtu", strconv.Itoa(mtu), "-ssh-port", "-1", "-listen-qemu", "unix://"+sock)
-	p, err := launch("gvproxy", cmd)
+	p, fd, cfg, err := b.startGvproxy(ctx, mtu)
 	if err != nil {
 		return nil, err
+	}
+	return p.open(fd, cfg)
+}
+
+// startGvproxy is startPasst for gvproxy.
+func (b *bench) startGvproxy(ctx context.Context, mtu int) (*plugged, int, netgen.Config, error) {
+	sock := b.socket("gvproxy")
+	cfg := netgen.Config{MAC: guestMAC, Addr: netip.MustParseAddr("192.168.127.2"),
+		Gateway: netip.MustParseAddr("192.168.127.1"), Host: netip.MustParseAddr("192.168.127.254"), MTU: mtu}
+	return startOn(ctx, "gvproxy", sock, cfg, exec.CommandContext(ctx, gvproxyPath, "-mtu", strconv.Itoa(mtu), "-ssh-port", "-1", "-listen-qemu", "unix://"+sock))
+}
+
+// socket is a path for one that is not used yet.
+func (b *bench) socket(name string) string {
+	b.sockets++
+	return filepath.Join(b.dir, fmt.Sprintf("%s-%d.sock", name, b.sockets))
+}
+
+// startOn runs a program that listens at a socket for a guest, and is that guest.
+func startOn(ctx context.Context, name, sock string, cfg netgen.Config, cmd *exec.Cmd) (*plugged, int, netgen.Config, error) {
+	p, err := launch(name, cmd)
+	if err != nil {
+		return nil, 0, cfg, err
 	}
 	fd, err := dialUnix(ctx, sock)
 	if err != nil {
 		p.stop()
-		return nil, fmt.Errorf("gvproxy: %w: %s", err, p.said)
+		return nil, 0, cfg, fmt.Errorf("%s: %w: %s", name, err, p.said)
 	}
-	return p.open(fd, netgen.Config{MAC: guestMAC, Addr: netip.MustParseAddr("192.168.127.2"),
-		Gateway: netip.MustParseAddr("192.168.127.1"), Host: netip.MustParseAddr("192.168.127.254"), MTU: mtu})
+	return p, fd, cfg, nil
 }
 
 // dialUnix connects to a socket that a program is about to make.
