@@ -134,3 +134,16 @@ func TestSupervisorKeepsRecordsWhereTheyAreFound(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A node says that it enforces a hub's rules where something does, and the caps
+// that it holds jobs to there.
+func TestWhatANodeEnforces(t *testing.T) {
+	for mode, want := range map[string]string{
+		"switch": "egress_rules egress_reports egress_fallback", "none": "egress_rules egress_reports egress_fallback",
+		"tap": "egress_reports", "pool": "egress_reports",
+	} {
+		if got := strings.Join(features(mode), " "); got != want {
+			t.Errorf("mode %s: %q, want %q", mode, got, want)
+		}
+	}
+}

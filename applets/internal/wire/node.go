@@ -142,10 +142,7 @@ func (h *Host) nodeHost(o NodeOptions, d nodehost.Detection, config string) *nod
 	no := h.workloadOptions()
 	no.Version, no.Exe, no.ConfigHash = version.Version, "/proc/self/exe", ConfigHash(h)
 	no.JobsSpeed, no.CheckoutsSpeed, no.Labels = h.Conf.Node.JobsSpeed, h.Conf.Node.CheckoutsSpeed, h.Conf.Node.Labels
-	no.Features = []string{wire.FeatureEgressRules, wire.FeatureEgressReports}
-	if h.Conf.Net.Mode == "switch" { // nothing else could hold jobs to it
-		no.Features = append(no.Features, wire.FeatureEgressFallback)
-	}
+	no.Features = features(h.Conf.Net.Mode)
 	e := h.EgressSettings()
 	if b, err := json.Marshal(policy.ReportCaps(h.Conf.Net.Mode, e.Run, e.DryRun, e.Build)); err == nil {
 		no.Egress = b
@@ -283,3 +280,12 @@ func (l *nodeLedger) Guests(ctx context.Context) ([]nodehost.Guest, []error, err
 
 // Budget implements nodehost.Ledger.
 func (l *nodeLedger) Budget() (int64, error) { return l.h.Budget() }
+
+// features are what a node of a [net] mode does for jobs. Over a tap or a pool's
+// device nothing holds them to a hub's rules; without a network they are held.
+func features(mode string) []string {
+	if mode != "switch" && mode != "none" {
+		return []string{wire.FeatureEgressReports}
+	}
+	return []string{wire.FeatureEgressRules, wire.FeatureEgressReports, wire.FeatureEgressFallback}
+}

@@ -262,7 +262,7 @@ func (p *placer) refresh(node string) {
 func (h *Hub) PlacesNot(n *Node) string {
 	why := n.placesNot()
 	if why == "" && h.o.Jobs.EgressRules && (n.Inventory == nil || !slices.Contains(n.Inventory.Features, wire.FeatureEgressRules)) {
-		return "its vk does not enforce the hub's egress rules"
+		return "its vk or its [net] mode does not enforce the hub's egress rules"
 	}
 	return why
 }
