@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"sort"
 	"strings"
 
@@ -47,6 +49,7 @@ func words(root *cli.Command) map[string][]string {
 				inherited = append(inherited[:len(inherited):len(inherited)], "--"+f.Names()[0])
 			}
 		}
+		list = append(list, cliutil.ChoicesOf(c.ArgsUsage)...)
 		for _, w := range inherited {
 			if path != root.Name {
 				list = append(list, w)
@@ -63,6 +66,28 @@ func words(root *cli.Command) map[string][]string {
 		out[path] = list
 	}
 	walk(root, root.Name, nil)
+	return out
+}
+
+// choices lists, for each flag whose values are all known, those.
+func choices(root *cli.Command) map[string][]string {
+	out := map[string][]string{}
+	var walk func(c *cli.Command)
+	walk = func(c *cli.Command) {
+		for _, f := range cliutil.FlagsOf(c) {
+			for _, w := range f.Choices() {
+				if name := "--" + f.Names()[0]; !slices.Contains(out[name], w) {
+					out[name] = append(out[name], w)
+				}
+			}
+		}
+		for _, s := range c.Commands {
+			if !s.Hidden {
+				walk(s)
+			}
+		}
+	}
+	walk(root)
 	return out
 }
 
@@ -96,6 +121,12 @@ func bashCompletion(w io.Writer, root *cli.Command) error {
 	}
 	sort.Strings(guests)
 	fmt.Fprintf(&b, "\t%s) [[ $cur == -* ]] || list=$(vk list 2>/dev/null | awk 'NR > 1 { print $2 }') ;;\n\tesac\n", strings.Join(guests, " | "))
+	b.WriteString("\tcase ${COMP_WORDS[COMP_CWORD - 1]} in\n")
+	known := choices(root)
+	for _, f := range slices.Sorted(maps.Keys(known)) {
+		fmt.Fprintf(&b, "\t%s) list=\"%s\" ;;\n", f, strings.Join(known[f], " "))
+	}
+	b.WriteString("\tesac\n")
 	b.WriteString("\tCOMPREPLY=($(compgen -W \"$list\" -- \"$cur\"))\n}\ncomplete -o default -F _vk vk\n")
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -119,6 +150,9 @@ func fishCompletion(w io.Writer, root *cli.Command) error {
 		for _, s := range c.Commands {
 			if !s.Hidden {
 				fmt.Fprintf(&b, "complete -c vk -f -n %s -a %s -d %s\n", quote(cond), s.Name, quote(s.Usage))
+				if words := cliutil.ChoicesOf(s.ArgsUsage); words != nil {
+					fmt.Fprintf(&b, "complete -c vk -f -n %s -a %s\n", quote("__fish_seen_subcommand_from "+s.Name), quote(strings.Join(words, " ")))
+				}
 				walk(s, append(under[:len(under):len(under)], s.Name))
 			}
 		}
@@ -126,6 +160,9 @@ func fishCompletion(w io.Writer, root *cli.Command) error {
 			need := " -r"
 			if f.IsBoolFlag() {
 				need = ""
+			}
+			if words := f.Choices(); words != nil {
+				need = " -x -a " + quote(strings.Join(words, " "))
 			}
 			on := cond
 			if !f.IsLocal() {

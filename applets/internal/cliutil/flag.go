@@ -30,6 +30,24 @@ type Flag struct {
 	err     error
 }
 
+// Choices are the words that a flag takes, nil when it takes others too.
+func (f *Flag) Choices() []string { return ChoicesOf(f.value) }
+
+// ChoicesOf are the words of a placeholder such as auto|kvm|tcg, nil of any
+// other.
+func ChoicesOf(placeholder string) []string {
+	words := strings.Split(placeholder, "|")
+	for _, w := range words {
+		if w == "" || strings.Trim(w, "abcdefghijklmnopqrstuvwxyz-") != "" {
+			return nil
+		}
+	}
+	if len(words) < 2 {
+		return nil
+	}
+	return words
+}
+
 // String declares a flag with a text value.
 func String(p *string, name, placeholder, usage string) *Flag {
 	return &Flag{name: name, usage: usage, value: placeholder, def: *p, set: func(s string) error {
