@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -80,8 +81,8 @@ func (g *git) run(ctx context.Context, dir, protocols string, out io.Writer, arg
 	cmd := exec.CommandContext(ctx, g.bin, args...)
 	cmd.Dir = dir
 	cmd.Env = append(g.env[:len(g.env):len(g.env)], protocols)
-	var errb bytes.Buffer
-	cmd.Stdout, cmd.Stderr = out, &limited{w: &errb, left: 64 << 10}
+	var errb edges
+	cmd.Stdout, cmd.Stderr = out, &errb
 	err := g.start(cmd, args)
 	if err == nil {
 		return nil
@@ -132,22 +133,65 @@ func (g *git) hide(s string) string {
 	return strings.ReplaceAll(s, g.secret, "[MASKED]")
 }
 
-// limited drops what is beyond a bound.
-type limited struct {
-	w    io.Writer
-	left int
+// edgeLines is how many of the first and of the last lines of git's words are
+// kept, lineMax how long one may be, in bytes: on a full disk git has a line for
+// each file.
+const (
+	edgeLines = 6
+	lineMax   = 4 << 10
+)
+
+// edges keeps the first and the last lines of what is written to it. A line is
+// whole, or it is not kept: half of a credential would not be known as one.
+type edges struct {
+	first, last []string
+	n           int // lines
+	part        []byte
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+// Write implements io.Writer.
+func (e *edges) Write(p []byte) (int, error) {
 	n := len(p)
-	if len(p) > l.left {
-		p = p[:l.left]
+	for {
+		line, rest, ok := bytes.Cut(p, []byte("\n"))
+		if len(e.part) <= lineMax {
+			e.part = append(e.part, line[:min(len(line), lineMax+1)]...)
+		}
+		if !ok {
+			return n, nil
+		}
+		e.add()
+		p = rest
 	}
-	l.left -= len(p)
-	if _, err := l.w.Write(p); err != nil {
-		return 0, err
+}
+
+// add takes the line that has ended.
+func (e *edges) add() {
+	line := string(e.part)
+	if len(e.part) > lineMax {
+		line = fmt.Sprintf("(a line of more than %d bytes)", lineMax)
 	}
-	return n, nil
+	e.part = e.part[:0]
+	e.n++
+	if len(e.first) < edgeLines {
+		e.first = append(e.first, line)
+		return
+	}
+	if e.last = append(e.last, line); len(e.last) > edgeLines {
+		e.last = e.last[1:]
+	}
+}
+
+// String is what there was, and of how many lines the middle is missing.
+func (e *edges) String() string {
+	if len(e.part) > 0 {
+		e.add()
+	}
+	lines := slices.Clone(e.first)
+	if left := e.n - len(e.first) - len(e.last); left > 0 {
+		lines = append(lines, fmt.Sprintf("(%d more lines)", left))
+	}
+	return strings.Join(append(lines, e.last...), "\n")
 }
 
 func findGit() (string, error) {
