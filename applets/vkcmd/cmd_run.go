@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path"
 	"strings"
 	"time"
 
@@ -100,7 +101,7 @@ func runFlags(o *runOptions) []cli.Flag {
 			return nil
 		}),
 		cliutil.Bool(&o.rm, "rm", "leave nothing of the guest behind; this is the default"),
-		cliutil.Bool(&o.keep, "keep", "keep the guest's directory with its console and state"),
+		cliutil.Bool(&o.keep, "keep", "keep the guest's directory with its console and state, until vk stop --rm"),
 		cliutil.Bool(&o.stdin, "interactive", "pass standard input on").Short("i"),
 		cliutil.Bool(&o.tty, "tty", "give the command a terminal").Short("t"),
 		cliutil.Bool(&o.detach, "detach", "return when the guest runs; print its id").Short("d"),
@@ -158,6 +159,11 @@ func (o *runOptions) validate(a *app) error {
 		}
 		if !st.IsDir() {
 			return cliutil.BadOption("flag --share: %s is not a directory", sh.Source)
+		}
+		for _, other := range o.parsedShares {
+			if path.Clean(other.Target) == path.Clean(sh.Target) {
+				return cliutil.BadOption("flag --share: %s and %s are both to be %s in the guest", other.Source, sh.Source, sh.Target)
+			}
 		}
 		o.parsedShares = append(o.parsedShares, sh)
 	}

@@ -10,27 +10,30 @@ import (
 
 	"virtkit/applets/internal/cliutil"
 	"virtkit/applets/internal/wire"
+	"virtkit/core/fault"
 	"virtkit/core/supervise"
 	"virtkit/ledger"
 )
 
 func newStop(a *app) *cli.Command {
 	grace := 10 * time.Second
-	var kill bool
+	var kill, rm bool
 	return cliutil.Exits(cliutil.Takes(&cli.Command{
 		Name:      "stop",
 		Usage:     "end a guest",
 		ArgsUsage: "NAME",
 		Description: "Ends the guest in order: its programs get SIGTERM, after --grace SIGKILL, then it\n" +
-			"powers off. Returns when nothing of it is left.",
+			"powers off. Returns when nothing of it is left, but for the directory of a guest\n" +
+			"that was started with --keep, which --rm removes, of one that has ended too.",
 		Flags: []cli.Flag{
 			cliutil.Duration(&grace, "grace", "time from SIGTERM to SIGKILL"),
 			cliutil.Bool(&kill, "kill", "end it at once, without asking the guest"),
+			cliutil.Bool(&rm, "rm", "remove what --keep keeps"),
 		},
 		Action: a.withJob(func(ctx context.Context, h *wire.Host, j ledger.Job) error {
 			client, err := supervise.Dial(j.Dir)
 			if errors.Is(err, supervise.ErrSupervisorGone) {
-				if j.Keep {
+				if j.Keep && !rm {
 					return nil // ended, and kept on purpose
 				}
 				return h.Jobs.Remove(ctx, j.ID)
@@ -46,9 +49,34 @@ func newStop(a *app) *cli.Command {
 			if err != nil {
 				return fmt.Errorf("stopping %s: %w", j.Name, err)
 			}
+			if rm {
+				return removeStopped(ctx, h.Jobs, j.ID)
+			}
 			return nil
 		}),
 	}, cliutil.Arity{Min: 1, Max: 1}), cliutil.Status{Code: "10", Means: "there is no such guest"})
+}
+
+// stoppedWait is how long a supervisor that has told its guest's end may take to
+// end itself.
+const stoppedWait = 10 * time.Second
+
+// removeStopped removes the directory of a guest whose supervisor is about to
+// end, which it holds until then.
+func removeStopped(ctx context.Context, jobs *ledger.Jobs, id string) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for last := time.Now().Add(stoppedWait); ; {
+		err := jobs.Remove(ctx, id)
+		if fault.KindOf(err) != fault.Conflict || time.Now().After(last) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
 }
 
 func newReboot(a *app) *cli.Command {

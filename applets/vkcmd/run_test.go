@@ -256,6 +256,7 @@ func TestRunOptionsThatExclude(t *testing.T) {
 		{runOptions{name: "-x"}, "--name"},
 		{runOptions{shares: []string{"/nonexistent-dir:/x"}}, "/nonexistent-dir"},
 		{runOptions{shares: []string{file + ":/x"}}, "not a directory"},
+		{runOptions{shares: []string{filepath.Dir(file) + ":/x", "/:/x/:ro"}}, "both to be /x"},
 		{runOptions{publish: []string{"x"}}, "--publish"},
 		{runOptions{env: []string{"=x"}}, "--env"},
 	} {
