@@ -71,7 +71,7 @@ func killedAt(t *testing.T, c crash) {
 func TestKilledAmongSubmodules(t *testing.T) {
 	w, d := newModules(t), newDirs(t)
 	s := d.open(t)
-	for i, step := range []string{"submodules", "submodule", "submodule-cloned", "submodule-checkout", "record"} {
+	for i, step := range []string{"submodules", "submodule", "submodule-made", "submodule-checkout", "record"} {
 		for _, first := range []bool{true, false} {
 			text := fmt.Sprintf("%d %v\n", i, first)
 			if first {
@@ -80,7 +80,7 @@ func TestKilledAmongSubmodules(t *testing.T) {
 				d.open(t)
 			} else {
 				w.top.commit(map[string]string{"dir/sub": "@" + w.sub.commit(map[string]string{"sub.txt": text})})
-				if step == "submodule-cloned" { // nothing is cloned in a known one
+				if step == "submodule-made" { // nothing is cloned in a known one
 					continue
 				}
 			}

@@ -27,7 +27,7 @@ func (w *work) populate(ctx context.Context, t *Tree, all []*module) (done []*mo
 		w.s.o.Hook("submodule")
 		t.modules = append(t.modules, m)
 		known := slices.Contains(w.rec.Modules, m.path) && w.isOurs(m)
-		if known && w.borrow(ctx, m) && w.has(ctx, m) {
+		if known && w.borrow(ctx, m) && w.done(ctx, m) {
 			continue
 		}
 		m.mirror.close()
@@ -95,6 +95,17 @@ func (w *work) has(ctx context.Context, m *module) bool {
 	return w.inRepo(ctx, m.repo(), local, io.Discard, "cat-file", "-e", m.sha+"^{tree}") == nil
 }
 
+// done says whether a submodule needs nothing fetched. That its commit is there
+// is not enough: a mirror that others fetch into may have it without what comes
+// before it, which only a fetch makes a matter of this repository's.
+func (w *work) done(ctx context.Context, m *module) bool {
+	return w.head(ctx, m) == m.sha && (m.depth > 0 || len(w.deep(m)) == 0) && w.has(ctx, m)
+}
+
+func (w *work) deep(m *module) []string {
+	return depthFlags(filepath.Join(w.p.tree, m.gitDir), m.depth)
+}
+
 func (w *work) head(ctx context.Context, m *module) string {
 	var out strings.Builder
 	if err := w.inRepo(ctx, m.repo(), local, &out, "rev-parse", "-q", "--verify", "HEAD"); err != nil {
@@ -126,10 +137,25 @@ func (w *work) borrow(ctx context.Context, m *module) bool {
 }
 
 // fetchModule gets a submodule's commit: through its mirror where there is one,
-// into its repository when that is known, else into a new one.
+// into its repository when that is known, else into a new one, which has the
+// server's own branch as a clone has.
 func (w *work) fetchModule(ctx context.Context, m *module, known bool) (err error) {
+	branch := ""
+	if !known {
+		if err := w.makeModule(ctx, m); err != nil {
+			return err
+		}
+		if branch, err = w.serversBranch(ctx, m); err != nil {
+			return err
+		}
+	}
+	wants := []string{m.sha}
+	if branch != "" {
+		wants = append(wants, "+"+branch+":refs/remotes/origin/"+strings.TrimPrefix(branch, "refs/heads/"))
+	}
+	from, protocols := "origin", remote
 	if w.s.o.Mirrors != "" {
-		m.mirror, _, err = w.s.openMirror(ctx, w.git, w.mirrorJob(m, m.sha))
+		m.mirror, _, err = w.s.openMirror(ctx, w.git, w.mirrorJob(m, wants...))
 		if err != nil && ctx.Err() == nil {
 			// Not each server gives a commit by its name alone.
 			m.mirror, _, err = w.s.openMirror(ctx, w.git, w.mirrorJob(m, "+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*"))
@@ -137,31 +163,51 @@ func (w *work) fetchModule(ctx context.Context, m *module, known bool) (err erro
 		if err != nil {
 			return err
 		}
-	}
-	defer func() {
-		if err != nil {
-			m.mirror.close()
-			m.mirror = nil
-		}
-	}()
-	if known {
+		from, protocols = m.mirror.url(), local
 		if err := w.alternates(m); err != nil {
 			return err
 		}
-	} else if err := w.cloneModule(ctx, m); err != nil {
-		return err
 	}
-	deep := depthFlags(filepath.Join(w.p.tree, m.gitDir), m.depth)
-	if known && !w.has(ctx, m) {
-		if err := w.inRepo(ctx, m.repo(), remote, &w.trace, append([]string{"fetch", "-q", "--no-recurse-submodules", "--no-auto-maintenance", "origin"}, deep...)...); err != nil {
+	fetch := func(what ...string) error {
+		args := append([]string{"fetch", "-q", "--no-recurse-submodules", "--no-auto-maintenance"}, w.deep(m)...)
+		return w.inRepo(ctx, m.repo(), protocols, &w.trace, append(append(args, from), what...)...)
+	}
+	if err = fetch(wants...); err != nil && ctx.Err() == nil && m.mirror == nil {
+		if err = fetch(); err == nil && !w.has(ctx, m) {
+			err = fmt.Errorf("the server has no commit %s of %s", m.sha, m.path)
+		}
+	}
+	if err != nil {
+		return unreachable(err)
+	}
+	if branch == "" {
+		return nil
+	}
+	// Where the server's branch is gone meanwhile, there is none.
+	name := strings.TrimPrefix(branch, "refs/heads/")
+	for _, args := range [][]string{{"update-ref", branch, "refs/remotes/origin/" + name}, {"symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/" + name}} {
+		if err := w.inRepo(ctx, m.repo(), local, io.Discard, args...); err != nil {
 			return unreachable(err)
 		}
 	}
-	if w.has(ctx, m) {
-		return nil
+	return nil
+}
+
+// serversBranch is what a server's HEAD leads to, "" for what is no branch.
+func (w *work) serversBranch(ctx context.Context, m *module) (string, error) {
+	var out strings.Builder
+	if err := w.inRepo(ctx, m.repo(), remote, &out, "ls-remote", "-q", "--symref", "origin", "HEAD"); err != nil {
+		return "", unreachable(err)
 	}
-	args := append([]string{"fetch", "-q", "--no-recurse-submodules", "--no-auto-maintenance"}, deep...)
-	return unreachable(w.inRepo(ctx, m.repo(), remote, &w.trace, append(args, "origin", m.sha)...))
+	for line := range strings.Lines(out.String()) {
+		if to, ok := strings.CutPrefix(line, "ref: "); ok {
+			to, _, _ = strings.Cut(to, "\t")
+			if strings.HasPrefix(to, "refs/heads/") && refspecForm.MatchString(to) {
+				return to, nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // alternates says where a submodule's repository borrows from.
@@ -176,9 +222,9 @@ func (w *work) alternates(m *module) error {
 	return os.WriteFile(filepath.Join(info, "alternates"), []byte(m.mirror.objects()+"\n"), 0o644)
 }
 
-// cloneModule makes a submodule's repository and its empty work tree. The
-// record names the place before there is anything in it.
-func (w *work) cloneModule(ctx context.Context, m *module) error {
+// makeModule makes a submodule's repository and its empty work tree. The record
+// names the place before there is anything in it.
+func (w *work) makeModule(ctx context.Context, m *module) error {
 	if !slices.Contains(w.rec.Modules, m.path) {
 		w.rec.Modules = append(w.rec.Modules, m.path)
 		if err := w.rec.write(w.p.record); err != nil {
@@ -196,17 +242,14 @@ func (w *work) cloneModule(ctx context.Context, m *module) error {
 		return noRoom(w.p.tree, err)
 	}
 	fmt.Fprintf(&w.trace, "Cloning into '%s'...\n", path.Join(w.j.Dir, m.path))
-	args := []string{"clone", "-q", "--no-checkout", "--template=", "--separate-git-dir=" + gitDir}
-	if m.mirror != nil {
-		args = append(args, "--reference="+m.mirror.dir)
+	args := []string{"init", "-q", "--template=", "--separate-git-dir=" + gitDir}
+	if w.j.Format != "" {
+		args = append(args, "--object-format="+w.j.Format)
 	}
-	if m.depth > 0 {
-		args = append(args, fmt.Sprintf("--depth=%d", m.depth))
-	}
-	if err := w.git.run(ctx, w.p.tree, remote, io.Discard, append(args, "--", m.from, dir)...); err != nil {
+	if err := w.git.run(ctx, w.p.tree, local, io.Discard, append(args, dir)...); err != nil {
 		return noRoom(w.p.tree, unreachable(err))
 	}
-	w.s.o.Hook("submodule-cloned")
+	w.s.o.Hook("submodule-made")
 	link := strings.Repeat("../", strings.Count(m.path, "/")+1) + m.gitDir
 	if err := replaceFile(filepath.Join(dir, ".git"), []byte("gitdir: "+link+"\n"), 0o644); err != nil {
 		return noRoom(w.p.tree, err)

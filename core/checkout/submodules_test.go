@@ -2,6 +2,7 @@ package checkout_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -207,6 +208,31 @@ func TestSubmodulePaths(t *testing.T) {
 		}
 		isGone(t, filepath.Join(tree.Path, tt.not))
 	}
+}
+
+// How many commits of a submodule there are: the job's number, else what the
+// repository recommends, else all.
+func TestSubmoduleDepths(t *testing.T) {
+	both(t, func(t *testing.T, change ...func(*checkout.Options)) {
+		w, d := newModules(t), newDirs(t)
+		s := d.open(t, change...)
+		n := ""
+		for i := range 4 {
+			n = w.nested.commit(map[string]string{"f": fmt.Sprint(i)})
+		}
+		for _, tt := range []struct {
+			shallow string
+			depth   int
+			want    string
+		}{{"", 2, "2"}, {"", 0, "5"}, {"\tshallow = true\n", 0, "1"}, {"\tshallow = true\n", 3, "3"}} {
+			w.top.commit(map[string]string{".gitmodules": module("m", "m", "../nested.git") + tt.shallow, "m": "@" + n, "dir/sub": "-"})
+			j := w.job(false)
+			j.Fresh, j.Submodules.Depth = true, tt.depth
+			if got := w.top.git(filepath.Join(done(t, s, j).Path, "m"), "rev-list", "--count", "HEAD"); got != tt.want {
+				t.Errorf("%q, depth %d: %s commits, want %s", tt.shallow, tt.depth, got, tt.want)
+			}
+		}
+	})
 }
 
 // Where a submodule is not the server's, the guest fetches: the host is under
