@@ -35,12 +35,26 @@ func FuzzConn(f *testing.F) {
 		}
 		return b
 	}
-	for server := range byte(6) {
+	for server := range byte(8) {
 		f.Add(input(server, say(flagACK, 0, 0, 0xffff, 1000, howWait), say(flagACK|flagFIN, 0, 0, 0xffff, 0, howWait)))
 	}
 	f.Add(input(1, say(flagACK, 5, 0, 0xffff, 1000, 0), say(flagACK, 0, 0, 9, 5, howWait), say(flagACK, 0xf0, 0, 0, 1000, howWait)))
 	f.Add(input(0, say(flagRST, 9, 0, 1, 0, 0), say(flagSYN, 0, 0, 1, 0, howWait), say(flagACK, 0, 0xff, 1, 0, 0), say(flagRST, 0, 0, 1, 0, 0)))
 	f.Add(input(1, say(flagACK, 0, 0x90, 100, 0, howWait), say(flagACK, 0, 0x90, 100, 0, 0), say(flagACK, 0, 0x90, 100, 0, 0), say(flagACK, 0, 0x90, 100, 0, howWait)))
+	// A fast server and the largest window; then nothing is acknowledged for a while.
+	for _, mss := range []byte{0x05, 0xff} {
+		for _, server := range []byte{3, 7} {
+			b := input(server)
+			b[0], b[2] = mss, 14
+			for range 3 {
+				b = append(b, say(flagACK, 0, 0, 0xffff, 0, howWait)...)
+				for range 4 {
+					b = append(b, say(flagACK, 0, 0, 0xffff, 0, howOld|howWait)...)
+				}
+			}
+			f.Add(append(b, say(flagACK, 0, 0, 0xffff, 0, howWait)...))
+		}
+	}
 
 	var wrong atomic.Pointer[string]
 	fail := func(s string) { wrong.CompareAndSwap(nil, &s) }
@@ -49,6 +63,7 @@ func FuzzConn(f *testing.F) {
 		func(c *net.TCPConn) {},
 		func(c *net.TCPConn) { _, _ = c.Write(stream[:100<<10]) },
 		func(c *net.TCPConn) { _ = c.SetLinger(0); c.Close() },
+		func(c *net.TCPConn) { _, _ = c.Write(stream[:3<<20]) }, // is read in the largest pieces
 	} {
 		ports = append(ports, serve(f, func(c *net.TCPConn) {
 			var wg sync.WaitGroup
