@@ -6,12 +6,15 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/fault"
 	"virtkit/core/fsx"
@@ -251,13 +254,25 @@ func (e *Egress) sitePath(site string) (string, error) {
 	return filepath.Join(e.sites, project, job+".json"), nil
 }
 
+// readBounded reads a regular file of at most so many bytes. What else may lie
+// there is not followed and not waited for.
 func readBounded(path string, most int64) ([]byte, error) {
-	fi, err := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, fmt.Errorf("%s is a symbolic link", path)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if fi.Size() > most {
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return nil, err
+	case !fi.Mode().IsRegular():
+		return nil, fmt.Errorf("%s is no regular file", path)
+	case fi.Size() > most:
 		return nil, fmt.Errorf("%s has %d bytes, expected at most %d", path, fi.Size(), most)
 	}
-	return os.ReadFile(path)
+	return io.ReadAll(io.LimitReader(f, most))
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"virtkit/core/fault"
 	"virtkit/core/policy"
@@ -147,6 +148,36 @@ func TestListOfALaterVersionIsLeftAlone(t *testing.T) {
 	}
 	if b, _ := os.ReadFile(path); string(b) != `{"version":9,"policies":[]}` {
 		t.Errorf("the file was changed: %s", b)
+	}
+}
+
+// What is no file of ours in the place of a list is told of, neither followed
+// nor waited for, and stays.
+func TestListThatIsNoFile(t *testing.T) {
+	for name, put := range map[string]func(path string) error{
+		"symbolic link": func(path string) error {
+			to := filepath.Join(t.TempDir(), "list")
+			return errors.Join(os.WriteFile(to, []byte(`{"version":1,"policies":[]}`), 0o600), os.Symlink(to, path))
+		},
+		"regular file": func(path string) error { return unix.Mkfifo(path, 0o600) }, // reading it would never end
+		"bytes":        func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, 1<<30)) },
+	} {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "sites", "1-a", "b.json")
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), put(path)); err != nil {
+			t.Fatal(err)
+		}
+		was, err := os.Lstat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ledger.OpenEgress(dir).Contacted("1-a/b", "", []string{"x.example"})
+		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if is, err := os.Lstat(path); err != nil || !os.SameFile(was, is) {
+			t.Errorf("%s: it was replaced: %v", name, err)
+		}
 	}
 }
 
