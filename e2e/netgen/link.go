@@ -181,6 +181,7 @@ func (l *Link) fill() error {
 			continue
 		case errors.Is(err, unix.EAGAIN):
 			if l.silent += tick; l.silent >= patience {
+				l.silent = 0 // of the next measurement
 				return fmt.Errorf("nothing came over the link for %s", patience)
 			}
 			return errTick
