@@ -114,6 +114,17 @@ func TestSubmodules(t *testing.T) {
 		if got := w.top.git(x, "status", "--porcelain"); got != "" {
 			t.Errorf("status: %q", got)
 		}
+		// Nothing of a submodule is read to find that out: its content may be wrong.
+		f := filepath.Join(x, "dir/sub/sub.txt")
+		fi, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		os.WriteFile(f, []byte("XXX\n"), 0o644)
+		os.Chtimes(f, fi.ModTime(), fi.ModTime())
+		if got := w.top.git(x, "status", "--porcelain"); got != "" {
+			t.Errorf("git status reads files of a submodule: %q", got)
+		}
 		if got, want := w.top.git(x, "submodule", "status", "--recursive"), sub+" dir/sub (heads/main)\n "+nested+" dir/sub/nested (heads/main)"; got != want {
 			t.Errorf("submodule status is\n%s\nwant\n%s", got, want)
 		}
@@ -233,6 +244,33 @@ func TestSubmoduleDepths(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A submodule's objects are the mirror's: another slot's tree has none of its
+// own, and the server is asked for what is new alone.
+func TestSubmodulesAreBorrowed(t *testing.T) {
+	w, d := newModules(t), newDirs(t)
+	big := make([]byte, 2<<20) // does not compress
+	for i, x := 0, uint32(1); i < len(big); i++ {
+		x = x*1664525 + 1013904223
+		big[i] = byte(x >> 24)
+	}
+	w.top.commit(map[string]string{"dir/sub": "@" + w.sub.commit(map[string]string{"big": string(big)})})
+	s := d.open(t)
+	done(t, s, w.job(true))
+	if n := w.top.sent.Swap(0); n < int64(len(big)) {
+		t.Fatalf("the first job got %d bytes", n)
+	}
+	j := w.job(true)
+	j.Slot = "tok-1"
+	tree := done(t, s, j)
+	if n := w.top.sent.Load(); n > 100<<10 {
+		t.Errorf("the second slot got %d bytes of the server", n)
+	}
+	if n := taken(t, filepath.Join(tree.Path, ".git/modules")); n > 1<<20 {
+		t.Errorf("the second slot's submodules have %d bytes of their own", n)
+	}
+	isFile(t, filepath.Join(tree.Path, "dir/sub/big"), string(big))
 }
 
 // Where a submodule is not the server's, the guest fetches: the host is under
