@@ -209,6 +209,39 @@ func TestDepths(t *testing.T) {
 	})
 }
 
+// A mirror without the whole history has the beginnings of many pipelines: a tree
+// that borrows from it meets all of them, and has its own depth.
+func TestShallowMirror(t *testing.T) {
+	both(t, func(t *testing.T, change ...func(*checkout.Options)) {
+		srv, d := newServer(t), newDirs(t)
+		s := d.open(t, change...)
+		for i := range 6 {
+			sha := ""
+			for k := range 3 {
+				sha = srv.commit(map[string]string{"f": fmt.Sprint(i, k)})
+			}
+			pipeline := fmt.Sprint("refs/pipelines/", 501+i)
+			srv.git("", "--git-dir="+srv.bare, "update-ref", pipeline, sha)
+			for _, depth := range []int{1, 2, 0}[:2+i/5] {
+				j := srv.job(sha)
+				j.Depth, j.Slot = depth, fmt.Sprint("tok-", i%4)
+				j.Refspecs[0] = "+" + pipeline + ":" + pipeline
+				tree := done(t, s, j)
+				want := depth
+				if depth == 0 {
+					want = 18
+				}
+				if n := srv.git(tree.Path, "rev-list", "--count", "HEAD"); n != fmt.Sprint(want) {
+					t.Errorf("pipeline %d, depth %d: %s commits", i, depth, n)
+				}
+				if out := srv.git(tree.Path, "fsck", "--full"); strings.Contains(out, "missing") || strings.Contains(out, "broken") {
+					t.Errorf("pipeline %d, depth %d: %s", i, depth, out)
+				}
+			}
+		}
+	})
+}
+
 // The second slot of a repository fetches from the server what is new alone.
 func TestMirrorIsShared(t *testing.T) {
 	srv, d := newServer(t), newDirs(t)

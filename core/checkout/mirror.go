@@ -12,6 +12,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,6 +38,46 @@ func (m *mirror) objects() string { return filepath.Join(m.dir, "objects") }
 
 // url is how git is told of it: as of a server, so that depths work.
 func (m *mirror) url() string { return (&url.URL{Scheme: "file", Path: m.dir}).String() }
+
+// sharedWait bounds how long a fetch out of a mirror waits for those into it.
+const sharedWait = 15 * time.Second
+
+// out runs a fetch out of the mirror into the repository at gitDir, which borrows
+// from it. Where the mirror has no history before a commit, the repository is told
+// the same: it meets all of the mirror's references, also those of other jobs, and
+// would look for what is before them. Nobody fetches into the mirror meanwhile,
+// unless it takes long: what comes in the meantime makes git look once more.
+func (m *mirror) out(ctx context.Context, gitDir string, fetch func() error) error {
+	wait, cancel := context.WithTimeout(ctx, sharedWait)
+	defer cancel()
+	if lock, err := fsx.AcquireLock(wait, fetchLock(m.dir), true); err == nil {
+		defer lock.Close()
+	} else if ctx.Err() != nil {
+		return err
+	}
+	if err := shareShallow(gitDir, m.dir); err != nil {
+		return noRoom(gitDir, err)
+	}
+	return fetch()
+}
+
+// shareShallow adds to a repository's shallow file what a mirror's has.
+func shareShallow(gitDir, mirror string) error {
+	theirs, err := os.ReadFile(filepath.Join(mirror, "shallow"))
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(theirs) == 0 {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	ours, err := os.ReadFile(filepath.Join(gitDir, "shallow"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	all := slices.Concat(strings.Fields(string(ours)), strings.Fields(string(theirs)))
+	slices.Sort(all)
+	return replaceFile(filepath.Join(gitDir, "shallow"), []byte(strings.Join(slices.Compact(all), "\n")+"\n"), 0o644)
+}
 
 // mirrorName is the directory of a URL's mirror.
 func mirrorName(clean string) string {

@@ -172,7 +172,12 @@ func (w *work) fetchModule(ctx context.Context, m *module, known bool) (err erro
 		args := append([]string{"fetch", "-q", "--no-recurse-submodules", "--no-auto-maintenance"}, w.deep(m)...)
 		return w.inRepo(ctx, m.repo(), protocols, &w.trace, append(append(args, from), what...)...)
 	}
-	if err = fetch(wants...); err != nil && ctx.Err() == nil && m.mirror == nil {
+	if m.mirror != nil {
+		err = m.mirror.out(ctx, filepath.Join(w.p.tree, m.gitDir), func() error { return fetch(wants...) })
+	} else {
+		err = fetch(wants...)
+	}
+	if err != nil && ctx.Err() == nil && m.mirror == nil {
 		if err = fetch(); err == nil && !w.has(ctx, m) {
 			err = fmt.Errorf("the server has no commit %s of %s", m.sha, m.path)
 		}

@@ -273,6 +273,36 @@ func TestSubmodulesAreBorrowed(t *testing.T) {
 	isFile(t, filepath.Join(tree.Path, "dir/sub/big"), string(big))
 }
 
+// That a mirror has a commit does not make its history this tree's: what another
+// slot has fetched is fetched here as well, and all of it when it is wanted.
+func TestSubmoduleOfAnotherSlot(t *testing.T) {
+	w, d := newModules(t), newDirs(t)
+	s := d.open(t)
+	at := func(slot, sha string, depth int) string {
+		w.top.commit(map[string]string{"dir/sub": "@" + sha})
+		j := w.job(false)
+		j.Slot, j.Submodules.Depth = slot, depth
+		return filepath.Join(done(t, s, j).Path, "dir/sub")
+	}
+	one := w.sub.commit(map[string]string{"f": "1"})
+	at("tok-0", one, 1)
+	for i := range 3 {
+		one = w.sub.commit(map[string]string{"f": fmt.Sprint("more ", i)})
+	}
+	at("tok-1", one, 1) // into the mirror
+	sub := at("tok-0", one, 1)
+	if out := w.top.git(sub, "fsck", "--full"); strings.Contains(out, "missing") || strings.Contains(out, "broken") {
+		t.Errorf("fsck: %s", out)
+	}
+	if n := w.top.git(sub, "rev-list", "--count", "HEAD"); n != "1" {
+		t.Errorf("%s commits, want 1", n)
+	}
+	sub = at("tok-0", one, 0)
+	if n := w.top.git(sub, "rev-list", "--count", "HEAD"); n != "5" {
+		t.Errorf("%s commits once all are wanted, want 5", n)
+	}
+}
+
 // Where a submodule is not the server's, the guest fetches: the host is under
 // none of the job's rules. What git itself would not do, the job is told.
 func TestSubmodulesRefused(t *testing.T) {

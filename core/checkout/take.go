@@ -422,7 +422,9 @@ func quoteConfig(s string) string {
 func (w *work) fetch(ctx context.Context, t *Tree) error {
 	if t.mirror != nil {
 		args := append([]string{"fetch", t.mirror.url(), "--no-recurse-submodules", "--no-auto-maintenance"}, w.j.Refspecs...)
-		return w.in(ctx, local, append(append(args, depthFlags(w.gitDir(), w.j.Depth)...), w.j.FetchFlags...)...)
+		return t.mirror.out(ctx, w.gitDir(), func() error {
+			return w.in(ctx, local, append(append(args, depthFlags(w.gitDir(), w.j.Depth)...), w.j.FetchFlags...)...)
+		})
 	}
 	args := append([]string{"fetch", "origin", "--no-recurse-submodules", "--no-auto-maintenance"}, w.j.Refspecs...)
 	err := w.in(ctx, remote, append(append(args, depthFlags(w.gitDir(), w.j.Depth)...), w.j.FetchFlags...)...)
