@@ -16,6 +16,7 @@ type automaton struct {
 	nclass int
 	starts [256]bool // bytes that begin a pattern
 	few    []byte    // these, when there are at most maxFew
+	pairs  []uint64  // else a bit for each two bytes that a pattern begins with
 	rows   []int32   // full rows of the states below full
 	full   int32
 	nodes  []node
@@ -65,6 +66,7 @@ func newAutomaton(patterns [][]byte) *automaton {
 	}
 	if len(a.few) > maxFew {
 		a.few = nil
+		a.pair(patterns)
 	}
 	a.classify()
 	a.fill()
@@ -128,9 +130,34 @@ func (a *automaton) build(patterns [][]byte) {
 	a.link()
 }
 
+// pair fills pairs: of ordinary text a fifth begins like one of a thousand
+// patterns, but hardly any two bytes of it do.
+func (a *automaton) pair(patterns [][]byte) {
+	a.pairs = make([]uint64, 1<<16/64)
+	set := func(b, c byte) {
+		n := uint16(b)<<8 | uint16(c)
+		a.pairs[n>>6] |= 1 << (n & 63)
+	}
+	for _, p := range patterns {
+		if len(p) > 1 {
+			set(p[0], p[1])
+			continue
+		}
+		for c := range 256 {
+			set(p[0], byte(c))
+		}
+	}
+}
+
 func (a *automaton) edgesOf(n *node) []edge { return a.edges[n.first : n.first+n.count] }
 
 func (a *automaton) child(n *node, b byte) int32 {
+	if n.count == 1 { // as most are, deep down
+		if e := a.edges[n.first]; e.b == b {
+			return e.to
+		}
+		return 0
+	}
 	edges := a.edgesOf(n)
 	if len(edges) < 8 {
 		for _, e := range edges {
@@ -229,7 +256,14 @@ func (a *automaton) seek(p []byte) seeker {
 // from is the first place from i on, the text's end when there is none.
 func (k *seeker) from(i int) int {
 	if k.a.few == nil {
-		for i < len(k.p) && !k.a.starts[k.p[i]] {
+		// What follows the last byte is not known yet.
+		p, pairs := k.p, (*[1 << 16 / 64]uint64)(k.a.pairs)
+		for ; i+1 < len(p); i++ {
+			if n := uint16(p[i])<<8 | uint16(p[i+1]); pairs[n>>6]&(1<<(n&63)) != 0 {
+				return i
+			}
+		}
+		if i < len(p) && !k.a.starts[p[i]] {
 			i++
 		}
 		return i

@@ -369,6 +369,40 @@ func TestWriterFails(t *testing.T) {
 	}
 }
 
+// Secrets that begin with more bytes than are searched for one by one, of all
+// lengths, in texts that come in pieces of any length.
+func TestManyBeginnings(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(7, 7))
+	word := func(n int) string {
+		b := make([]byte, n)
+		for i := range b {
+			b[i] = "abcdefg\xff"[rnd.IntN(8)]
+		}
+		return string(b)
+	}
+	for range 2000 {
+		var secrets []string
+		for range 5 + rnd.IntN(8) {
+			secrets = append(secrets, word(1+rnd.IntN(5)*rnd.IntN(2)+rnd.IntN(2)))
+		}
+		a := newAutomaton(toBytes(secrets))
+		if (a.few == nil) != (a.pairs != nil) {
+			t.Fatalf("%q: searched neither way, or both", secrets)
+		}
+		text := word(rnd.IntN(60))
+		var got bytes.Buffer
+		p := &phrases{a: a, next: plain{func(b []byte) { got.Write(b) }}}
+		pieces := cutUp(rnd, text)
+		for _, s := range pieces {
+			p.put([]byte(s), false)
+		}
+		p.close()
+		if want := reference(text, secrets); got.String() != want {
+			t.Fatalf("%q in %q: %q, expected %q", secrets, pieces, got.String(), want)
+		}
+	}
+}
+
 func FuzzMasking(f *testing.F) {
 	f.Add("abcabd", "abc", "bd", uint64(1))
 	f.Add("aaaa", "aa", "aaab", uint64(2))
