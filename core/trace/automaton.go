@@ -16,7 +16,7 @@ type automaton struct {
 	nclass int
 	starts [256]bool // bytes that begin a pattern
 	few    []byte    // these, when there are at most maxFew
-	pairs  []uint64  // else a bit for each two bytes that a pattern begins with
+	pairs  []uint64  // a bit for each two bytes that a pattern begins with
 	rows   []int32   // full rows of the states below full
 	full   int32
 	nodes  []node
@@ -66,8 +66,8 @@ func newAutomaton(patterns [][]byte) *automaton {
 	}
 	if len(a.few) > maxFew {
 		a.few = nil
-		a.pair(patterns)
 	}
+	a.pair(patterns)
 	a.classify()
 	a.fill()
 	return a
@@ -253,11 +253,11 @@ func (a *automaton) seek(p []byte) seeker {
 	return seeker{a: a, p: p, seen: [maxFew]int{-1, -1, -1, -1}}
 }
 
-// from is the first place from i on, the text's end when there is none.
+// from is the first place from i on, the text's end when there is none. What
+// follows the text's last byte is not known yet.
 func (k *seeker) from(i int) int {
+	p, pairs := k.p, (*[1 << 16 / 64]uint64)(k.a.pairs)
 	if k.a.few == nil {
-		// What follows the last byte is not known yet.
-		p, pairs := k.p, (*[1 << 16 / 64]uint64)(k.a.pairs)
 		for ; i+1 < len(p); i++ {
 			if n := uint16(p[i])<<8 | uint16(p[i+1]); pairs[n>>6]&(1<<(n&63)) != 0 {
 				return i
@@ -268,18 +268,26 @@ func (k *seeker) from(i int) int {
 		}
 		return i
 	}
-	at := len(k.p)
-	for n, b := range k.a.few {
-		if k.seen[n] < i {
-			if j := bytes.IndexByte(k.p[i:], b); j >= 0 {
-				k.seen[n] = i + j
-			} else {
-				k.seen[n] = len(k.p)
+	for {
+		at := len(p)
+		for n, b := range k.a.few {
+			if k.seen[n] < i {
+				if j := bytes.IndexByte(p[i:], b); j >= 0 {
+					k.seen[n] = i + j
+				} else {
+					k.seen[n] = len(p)
+				}
 			}
+			at = min(at, k.seen[n])
 		}
-		at = min(at, k.seen[n])
+		if at+1 >= len(p) {
+			return at
+		}
+		if n := uint16(p[at])<<8 | uint16(p[at+1]); pairs[n>>6]&(1<<(n&63)) != 0 {
+			return at
+		}
+		i = at + 1
 	}
-	return at
 }
 
 // step is the state after one more byte.

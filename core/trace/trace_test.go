@@ -369,9 +369,8 @@ func TestWriterFails(t *testing.T) {
 	}
 }
 
-// Secrets that begin with more bytes than are searched for one by one, of all
-// lengths, in texts that come in pieces of any length.
-func TestManyBeginnings(t *testing.T) {
+// Secrets that begin with few bytes and with many, of all lengths, in texts that come in pieces of any length.
+func TestBeginnings(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(7, 7))
 	word := func(n int) string {
 		b := make([]byte, n)
@@ -382,13 +381,10 @@ func TestManyBeginnings(t *testing.T) {
 	}
 	for range 2000 {
 		var secrets []string
-		for range 5 + rnd.IntN(8) {
+		for range 1 + rnd.IntN(12) {
 			secrets = append(secrets, word(1+rnd.IntN(5)*rnd.IntN(2)+rnd.IntN(2)))
 		}
 		a := newAutomaton(toBytes(secrets))
-		if (a.few == nil) != (a.pairs != nil) {
-			t.Fatalf("%q: searched neither way, or both", secrets)
-		}
 		text := word(rnd.IntN(60))
 		var got bytes.Buffer
 		p := &phrases{a: a, next: plain{func(b []byte) { got.Write(b) }}}
