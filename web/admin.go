@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,8 @@ type Admin struct {
 	Backup func(ctx context.Context, file string) error
 	// Status fills in what the hub itself does not know.
 	Status func(*hubadmin.StatusReply)
+
+	readers atomic.Int64 // who follow events
 }
 
 // ListenAdmin listens at path, mode 0600. A socket that a hub left behind is
@@ -58,6 +61,7 @@ func (a *Admin) Serve(ctx context.Context, l *net.UnixListener) error {
 			mux.HandleFunc(r.String(), a.handle(f))
 		}
 	}
+	mux.HandleFunc(hubadmin.Events.String(), a.allowed(func(w http.ResponseWriter, r *http.Request, _ int) { a.events(w, r) }))
 	s := &http.Server{Handler: mux, ReadHeaderTimeout: wire.HandshakeStep, ReadTimeout: time.Minute, ErrorLog: log.New(logWriter{a.Log}, "", 0),
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			return context.WithValue(ctx, uidKey{}, peer(c))
@@ -109,12 +113,7 @@ func (c *call) body(v any) error {
 }
 
 func (a *Admin) handle(f func(context.Context, *call) (any, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		uid, _ := r.Context().Value(uidKey{}).(int)
-		if uid != 0 && uid != os.Getuid() {
-			fail(w, fault.Newf(fault.Denied, "uid %d may not use the admin socket", uid))
-			return
-		}
+	return a.allowed(func(w http.ResponseWriter, r *http.Request, uid int) {
 		v, err := f(r.Context(), &call{r, fmt.Sprintf("uid %d", uid), r.PathValue("node")})
 		if err != nil {
 			a.Log.Debug("admin request failed", logx.Path, r.URL.Path, logx.Err, err)
@@ -122,7 +121,7 @@ func (a *Admin) handle(f func(context.Context, *call) (any, error)) http.Handler
 			return
 		}
 		answer(w, http.StatusOK, v)
-	}
+	})
 }
 
 func fail(w http.ResponseWriter, err error) {

@@ -1,6 +1,7 @@
 package cliutil
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -101,5 +102,19 @@ func JSON(w io.Writer, schema string, v any) error {
 		head += ","
 	}
 	_, err = fmt.Fprintf(w, "%s%s\n", head, strings.TrimPrefix(string(body), "{"))
+	return err
+}
+
+// JSONLine is JSON on one line, for documents without end.
+func JSONLine(w io.Writer, schema string, v any) error {
+	var b, line bytes.Buffer
+	if err := JSON(&b, schema, v); err != nil {
+		return err
+	}
+	if err := json.Compact(&line, b.Bytes()); err != nil {
+		return fmt.Errorf("encoding %s: %w", schema, err)
+	}
+	line.WriteByte('\n')
+	_, err := w.Write(line.Bytes())
 	return err
 }

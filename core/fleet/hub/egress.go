@@ -334,6 +334,7 @@ func (h *Hub) SetRule(ctx context.Context, actor string, q RuleChange) (out Egre
 		r.Version, r.At, r.Actor = r.Version+1, t.unix(), actor
 		t.rule(r)
 		t.audit("", actor, "egress rule set", r.words())
+		t.event("", "egress", r.Name+" set")
 		out = r
 		return fallbacksTx(t)
 	})
@@ -354,6 +355,7 @@ func (h *Hub) DropRule(ctx context.Context, actor, name string) error {
 		t.b.DropRules = append(t.b.DropRules, name)
 		t.nextRules()
 		t.audit("", actor, "egress rule deleted", r.words())
+		t.event("", "egress", name+" deleted")
 		return fallbacksTx(t)
 	})
 }

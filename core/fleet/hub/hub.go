@@ -65,8 +65,7 @@ type Hub struct {
 	sessions map[string]*Session
 	dirty    map[string]*pending
 
-	subMu sync.Mutex
-	subs  map[chan Event]struct{}
+	feed *Feed
 
 	sick  atomic.Pointer[string] // why the store refuses, nil = it does not
 	Stats Stats
@@ -83,13 +82,6 @@ type Stats struct {
 	Batches, Changes, StoreErrors         atomic.Uint64
 	Acks, Recorded                        atomic.Uint64
 	StoreNanos                            atomic.Uint64
-}
-
-// Event describes a change that was made.
-type Event struct {
-	Node string // "" = of the hub
-	Kind string // enrolled, removed, desired, command, report, conflict, session, token
-	Text string
 }
 
 // Snapshot is the fleet at one moment. It is never changed.
@@ -158,7 +150,7 @@ func New(ctx context.Context, store Store, o Options) (*Hub, error) {
 		return nil, fmt.Errorf("reading the hub's database: %w", err)
 	}
 	h := &Hub{o: o, store: store, id: l.Hub, log: o.Log.With(logx.Comp, "hub"), queue: make(chan *change, 1024),
-		stopped: make(chan struct{}), audits: l.LastAudit, sessions: map[string]*Session{}, dirty: map[string]*pending{}, subs: map[chan Event]struct{}{}}
+		stopped: make(chan struct{}), audits: l.LastAudit, sessions: map[string]*Session{}, dirty: map[string]*pending{}, feed: newFeed()}
 	s := &Snapshot{Nodes: map[string]*Node{}, Tokens: map[string]Token{}, revoked: map[string]Revoked{}, byKey: map[string]string{}}
 	for _, r := range l.Records {
 		s.Nodes[r.ID] = &Node{Record: r, Live: &Live{}}
@@ -363,7 +355,7 @@ func (h *Hub) attempt(batch []*change) error {
 	for _, f := range t.after {
 		f()
 	}
-	h.publish(t.events)
+	h.publish(append(t.events, t.jobEvents()...))
 	return nil
 }
 
@@ -483,50 +475,26 @@ func (t *tx) audit(node, actor, event, detail string) {
 }
 
 func (t *tx) event(node, kind, text string) {
-	t.events = append(t.events, Event{node, kind, text})
+	t.events = append(t.events, Event{At: t.unix(), Node: node, Kind: kind, Text: text})
 }
 
-// publish tells sessions and subscribers. A subscriber that does not keep up
-// misses events, and reads the snapshot anyway.
+// publish tells sessions and readers of the feed.
 func (h *Hub) publish(events []Event) {
 	if len(events) == 0 {
 		return
 	}
 	h.sessMu.Lock()
 	for _, e := range events {
-		if s := h.sessions[e.Node]; s != nil {
+		if s := h.sessions[e.Node]; s != nil && e.Kind != "job" { // placing tells a node of its jobs
 			s.wakeUp()
 		}
 	}
 	h.sessMu.Unlock()
 	h.relays.tell(events)
 	for _, e := range events {
-		if e.Node != "" {
+		if e.Node != "" && e.Kind != "job" {
 			h.jobs.refresh(e.Node)
 		}
 	}
-	h.subMu.Lock()
-	defer h.subMu.Unlock()
-	for _, e := range events {
-		for ch := range h.subs {
-			select {
-			case ch <- e:
-			default:
-			}
-		}
-	}
-}
-
-// Subscribe gives events as they happen, until cancel is called. One who falls
-// more than 64 behind misses some.
-func (h *Hub) Subscribe() (events <-chan Event, cancel func()) {
-	ch := make(chan Event, 64)
-	h.subMu.Lock()
-	h.subs[ch] = struct{}{}
-	h.subMu.Unlock()
-	return ch, func() {
-		h.subMu.Lock()
-		delete(h.subs, ch)
-		h.subMu.Unlock()
-	}
+	h.feed.put(events)
 }

@@ -129,7 +129,6 @@ func (t *tx) accepted(j *Job) {
 	c.State, c.Accepted = dispatch.Running, t.unix()
 	c.Revision++
 	t.putJob(&c)
-	t.event("", "job", c.ID)
 	p := t.h.jobs
 	t.after = append(t.after, func() {
 		p.mu.Lock()

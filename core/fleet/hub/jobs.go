@@ -281,7 +281,6 @@ func (t *tx) finish(j *Job, r *wire.JobResult) *Job {
 		_, c.OutputLen, _ = p.out.Held(j.ID)
 	}
 	t.putJob(&c)
-	t.event("", "job", c.ID)
 	t.after = append(t.after, func() {
 		if p.out != nil {
 			p.out.Close(c.ID)

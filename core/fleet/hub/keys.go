@@ -69,6 +69,7 @@ func (h *Hub) CreateKey(ctx context.Context, actor string, k Key, ttl time.Durat
 		k.Hash, k.Prefix, k.Created, k.Actor, k.Expires = hashToken(text), digits[:8], t.unix(), actor, t.now.Add(ttl).Unix()
 		t.key(k)
 		t.audit("", actor, "key created", "key "+k.Name+", pools "+strings.Join(k.Pools, " ")+", scopes "+strings.Join(k.Scopes, " ")+", until "+stamp(k.Expires))
+		t.event("", "key", k.Name+" created")
 		return nil
 	})
 	return text, err
@@ -94,6 +95,7 @@ func (h *Hub) RevokeKey(ctx context.Context, actor, name string) (removed int, e
 				k.Revoked = t.unix()
 				t.key(k)
 				t.audit("", actor, "key revoked", "key "+name)
+				t.event("", "key", name+" revoked")
 				return nil
 			default:
 				dead = append(dead, k.Hash)
@@ -111,6 +113,7 @@ func (h *Hub) RevokeKey(ctx context.Context, actor, name string) (removed int, e
 		}
 		removed = len(dead)
 		t.audit("", actor, "key removed", "key "+name)
+		t.event("", "key", name+" removed")
 		return nil
 	})
 	return removed, err

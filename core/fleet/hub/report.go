@@ -52,7 +52,7 @@ func (h *Hub) egressReport(ctx context.Context, s *Session, m *wire.EgressReport
 		}
 		t.touched++
 		t.b.Egress = append(t.b.Egress, e)
-		t.event("", "job", j.ID)
+		t.events = append(t.events, Event{At: t.unix(), Node: j.Node, Kind: "job", Job: j.ID, Text: "egress report"})
 		return nil
 	})
 }

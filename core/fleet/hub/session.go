@@ -298,7 +298,7 @@ func (h *Hub) attach(ctx context.Context, s *Session) error {
 		h.detach(s)
 		return end(wire.Revoked, "the node was removed")
 	}
-	h.publish([]Event{{s.node, "session", "begun"}})
+	h.publish([]Event{{At: h.o.Now().Unix(), Node: s.node, Kind: "session", Text: "begun"}})
 	return nil
 }
 
@@ -312,7 +312,7 @@ func (h *Hub) detach(s *Session) {
 	h.sessMu.Unlock()
 	if mine {
 		h.jobs.detach(s)
-		h.publish([]Event{{s.node, "session", "ended"}})
+		h.publish([]Event{{At: h.o.Now().Unix(), Node: s.node, Kind: "session", Text: "ended"}})
 	}
 }
 

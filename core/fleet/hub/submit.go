@@ -93,7 +93,6 @@ func (h *Hub) Submit(ctx context.Context, o Owner, q *dispatch.JobSubmission, bo
 		t.b.Specs = append(t.b.Specs, Spec{c.N, packed.Dict, packed.Data})
 		t.request(Request{Owner: o.ID, ID: q.RequestID, Body: body, At: t.unix(), Job: c.ID})
 		t.audit("", o.Name, "job submitted", fmt.Sprintf("%s: %s %s, job %d of %s", c.ID, c.Path, c.Name, c.GitLabJob, c.Instance))
-		t.event("", "job", c.ID)
 		t.place(&c)
 		view = t.job(c.ID).View(0)
 		return nil

@@ -240,11 +240,7 @@ func (c *Client) Call(ctx context.Context, r Route, node string, query url.Value
 		return fault.Newf(fault.System, "the hub's answer has more than %d bytes", MaxReply)
 	}
 	if resp.StatusCode != http.StatusOK {
-		var f Failure
-		if json.Unmarshal(data, &f) != nil || f.Message == "" {
-			return fault.Newf(fault.System, "the hub answered HTTP %d", resp.StatusCode)
-		}
-		return fault.New(f.Kind, f.Message).Hint("%s", f.Hint)
+		return failure(resp.StatusCode, data)
 	}
 	if out == nil {
 		return nil
