@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -42,6 +44,11 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+var (
+	whyRE      = regexp.MustCompile(`^waiting for (1024|3072) MiB of the host's 3072 MiB memory budget \((0|1024|2048|3072) MiB reserved, \d+ job\(s\) asked first\)$`)
+	admittedRE = regexp.MustCompile(`^admitted after waiting \d+s for memory$`)
+)
+
 // worker asks for one job after another until it is killed. A job of one unit
 // takes one of three slots, and a large one all three: locks that know nothing
 // of the ledger. One that finds too few of them proves that the budget was
@@ -69,20 +76,20 @@ func worker(state string) error {
 		if rand.N(8) == 0 {
 			want = 3
 		}
-		var said []string
+		said := []string{}
 		id := fmt.Sprintf("%d-%d", os.Getpid(), n)
 		h, err := a.Admit(context.Background(), admit.Ask{ID: id, Amounts: admit.Amounts{MemMiB: int64(want) * unit}}, func(s string) { said = append(said, s) })
 		if err != nil {
 			return fmt.Errorf("%s of %d: %w", id, want, err)
 		}
-		if len(said) > 0 && (!strings.HasPrefix(said[0], "waiting for ") || !strings.HasPrefix(said[len(said)-1], "admitted after waiting ")) {
+		if len(said) > 0 && (!whyRE.MatchString(said[0]) || !admittedRE.MatchString(said[len(said)-1])) {
 			return fmt.Errorf("%s waited and said %q", id, said)
 		}
 		took, err := takeSlots(slots[:], want)
 		if err != nil {
 			return fmt.Errorf("%s: %w", id, err)
 		}
-		fmt.Printf("%d %t\n", want, len(said) > 0)
+		fmt.Printf("%s %d %t\n", id, want, len(said) > 0)
 		time.Sleep(rand.N(20 * time.Millisecond)) // the job
 		for _, f := range took {
 			if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil {
@@ -156,8 +163,9 @@ func alive(slots, ours []*os.File) ([]string, bool) {
 
 // TestAdmissionUnderFire: 64 processes against a budget for three, killed at
 // random. The ledger's own word and locks outside of it agree that the budget is
-// never overstepped, everybody who is not killed gets his turn, and nothing is
-// left.
+// never overstepped; nobody is let in before one that asked earlier and lives,
+// so that whoever is not killed gets his turn; who was seen waiting has said why;
+// and nothing is left.
 func TestAdmissionUnderFire(t *testing.T) {
 	long := 4 * time.Second
 	if s := os.Getenv(stressTime); s != "" {
@@ -176,6 +184,8 @@ func TestAdmissionUnderFire(t *testing.T) {
 	var mu sync.Mutex
 	procs := map[*os.Process]bool{}
 	var admitted, large, waited, killed, samples atomic.Int64
+	seen := map[string]bool{}   // claims that waited, as the one who looks saw them
+	silent := map[string]bool{} // admitted without a word
 	run := func() {
 		for ctx.Err() == nil {
 			cmd := exec.Command("/proc/self/exe")
@@ -194,15 +204,20 @@ func TestAdmissionUnderFire(t *testing.T) {
 			mu.Lock()
 			delete(procs, cmd.Process)
 			mu.Unlock()
+			mu.Lock()
 			for line := range strings.Lines(out.String()) {
+				f := strings.Fields(line) // whole: a line is one write(2)
 				admitted.Add(1)
-				if strings.HasPrefix(line, "3 ") {
+				if f[1] == "3" {
 					large.Add(1)
 				}
-				if strings.HasSuffix(line, " true\n") {
+				if f[2] == "true" {
 					waited.Add(1)
+				} else {
+					silent[f[0]] = true
 				}
 			}
+			mu.Unlock()
 			var ee *exec.ExitError
 			if errors.As(err, &ee) && ee.ExitCode() < 0 {
 				killed.Add(1)
@@ -226,9 +241,22 @@ func TestAdmissionUnderFire(t *testing.T) {
 			if ctx.Err() != nil {
 				return
 			}
-			sum := int64(0)
+			sum, first, last := int64(0), uint64(math.MaxUint64), uint64(0)
+			mu.Lock()
 			for _, c := range all {
 				sum += c.Granted.MemMiB
+				if c.Waiting {
+					first = min(first, c.Seq)
+					seen[c.ID] = true
+				} else {
+					last = max(last, c.Seq)
+				}
+			}
+			mu.Unlock()
+			if last > first {
+				t.Errorf("one that asked later than one that waits was let in: %+v", all)
+				stop()
+				return
 			}
 			if err != nil || problems != nil || sum > budget {
 				t.Errorf("%d MiB of %d are granted: %+v, %v %v", sum, budget, all, err, problems)
@@ -267,6 +295,14 @@ func TestAdmissionUnderFire(t *testing.T) {
 	if !enough() {
 		t.Error("too little was tried")
 	}
+	told := 0
+	for id := range seen {
+		if silent[id] {
+			t.Errorf("%s waited and did not say so", id)
+		}
+		told++
+	}
+	t.Logf("%d were seen waiting, %d were let in without waiting", told, len(silent))
 	a := gate(t, j, budget)
 	admitNow(t, a, mem("last", budget)).Release()
 	left, err := os.ReadDir(filepath.Join(state, "admit"))

@@ -118,7 +118,9 @@ func (a *Admissions) Name(ctx context.Context, f *os.File, jobID string) (admit.
 
 // ClaimInfo is one live claim.
 type ClaimInfo struct {
-	ID      string        `json:"id"`
+	ID string `json:"id"`
+	// Seq is its place in the queue: those that wait are let in in this order.
+	Seq     uint64        `json:"seq"`
 	Asked   time.Time     `json:"asked"`
 	Waiting bool          `json:"waiting"`
 	Granted admit.Amounts `json:"granted"`
@@ -138,7 +140,7 @@ func (a *Admissions) Claims(ctx context.Context) (claims []ClaimInfo, problems [
 		return nil, problems, err
 	}
 	for _, f := range live {
-		claims = append(claims, ClaimInfo{ID: f.ID, Asked: f.Asked, Waiting: f.Waiting, Granted: f.Granted, Want: f.Want})
+		claims = append(claims, ClaimInfo{ID: f.ID, Seq: f.Seq, Asked: f.Asked, Waiting: f.Waiting, Granted: f.Granted, Want: f.Want})
 	}
 	return claims, problems, nil
 }
