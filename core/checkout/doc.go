@@ -22,7 +22,8 @@
 //
 // Submodules are repositories below the tree's own (.git/modules), each with a
 // mirror; the tree's record names their places, so that a job that wants none
-// finds none.
+// finds none. What only the guest may fetch of them is read from the mirror,
+// before there is any work in a tree.
 //
 // Trust. A guest gets an image, never the directory, so nothing that a job does
 // can reach a tree or a mirror. All the same git is told everything it would
@@ -32,7 +33,10 @@
 // and https alone (its own mirror's file: beside them). What a repository says
 // (.gitattributes, .gitmodules, symlinks, names of any bytes) is content. Flags
 // that a job may give are known ones: --upload-pack and its like would run a
-// program on this host.
+// program on this host. A mirror is every project's: a job gets from it only what
+// the server has given to that job's token, so that the commit of a submodule that
+// the job's tree does not have yet is asked for at the server also where a mirror
+// has it (two requests, and nothing is sent again).
 //
 // Crashes. A record says "busy" before the first change to a tree and "clean"
 // after the last; a busy one belongs to nobody once its lock is free, and the

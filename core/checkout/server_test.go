@@ -25,6 +25,7 @@ type server struct {
 	URL  string
 	sent atomic.Int64 // bytes answered
 	down atomic.Bool
+	shut atomic.Pointer[string] // the path of a repository that the token may not read
 }
 
 func newServer(t *testing.T) *server {
@@ -43,6 +44,8 @@ func newServer(t *testing.T) *server {
 		switch {
 		case s.down.Load():
 			http.Error(w, "no", http.StatusServiceUnavailable)
+		case s.shut.Load() != nil && strings.HasPrefix(r.URL.Path, *s.shut.Load()):
+			http.Error(w, "not this one", http.StatusForbidden)
 		case user != "gitlab-ci-token" || pass != token:
 			w.Header().Set("WWW-Authenticate", `Basic realm="GitLab"`)
 			http.Error(w, "HTTP Basic: Access denied", http.StatusUnauthorized)

@@ -2,6 +2,8 @@ package checkout
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -141,6 +143,65 @@ func (w *work) saySync(top []*module, there []string) {
 	}
 }
 
+// askMirror says, before there is any work in a tree, whether the commit has a
+// submodule that only the guest fetches. Those within submodules show later.
+func (w *work) askMirror(ctx context.Context, m *mirror) error {
+	if w.j.Submodules == nil {
+		return nil
+	}
+	inMirror := func(out io.Writer, env string, args ...string) error {
+		g := *w.git
+		g.env = append(g.env[:len(g.env):len(g.env)], "GIT_INDEX_FILE="+env)
+		return g.run(ctx, m.dir, local, out, append([]string{"--git-dir=" + m.dir}, args...)...)
+	}
+	var out strings.Builder
+	if err := inMirror(&out, "", "config", "-z", "--blob", w.j.SHA+":.gitmodules", "--list"); err != nil {
+		return nil // there is none, or none that can be read: the work in the tree tells
+	}
+	conf := parseModules(out.String())
+	elsewhere := map[string]error{}
+	for _, s := range conf {
+		var g *GuestOnly
+		if err := w.resolve(w.top(), &module{path: s["path"]}, conf); errors.As(err, &g) {
+			elsewhere[s["path"]] = err
+		}
+	}
+	if len(elsewhere) == 0 {
+		return nil
+	}
+	// Is it one that the commit has, and the job wants?
+	index := filepath.Join(w.p.slot, ".tmp-index-"+rand.Text()) // a sweep's, when we are killed
+	defer os.Remove(index)
+	if err := inMirror(io.Discard, index, "read-tree", w.j.SHA); err != nil {
+		return noRoom(w.p.slot, unreachable(err))
+	}
+	out.Reset()
+	// A pathspec's magic needs a work tree, whatever is in it.
+	if err := inMirror(&out, index, append([]string{"--work-tree=" + w.p.slot, "ls-files", "-s", "-z", "--"}, w.j.Submodules.Paths...)...); err != nil {
+		return unreachable(err)
+	}
+	for _, l := range links(out.String()) {
+		if err := elsewhere[l.path]; err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// link is a commit that an index has in the place of a directory.
+type link struct{ path, sha string }
+
+// links reads what git ls-files -s -z prints.
+func links(s string) (all []link) {
+	for e := range strings.SplitSeq(s, "\x00") {
+		meta, p, _ := strings.Cut(e, "\t")
+		if f := strings.Fields(meta); len(f) == 3 && f[0] == "160000" && f[2] == "0" {
+			all = append(all, link{p, f[1]})
+		}
+	}
+	return all
+}
+
 // level reads which submodules a repository has: from its index, so that a
 // file of the work tree leads nowhere.
 func (w *work) level(ctx context.Context, r repo, paths []string) ([]*module, error) {
@@ -153,11 +214,8 @@ func (w *work) level(ctx context.Context, r repo, paths []string) ([]*module, er
 		return nil, unreachable(err)
 	}
 	var all []*module
-	for e := range strings.SplitSeq(out.String(), "\x00") {
-		meta, p, _ := strings.Cut(e, "\t")
-		if f := strings.Fields(meta); len(f) == 3 && f[0] == "160000" && f[2] == "0" {
-			all = append(all, &module{path: path.Join(r.path, p), sha: f[1], depth: w.j.Submodules.Depth})
-		}
+	for _, l := range links(out.String()) {
+		all = append(all, &module{path: path.Join(r.path, l.path), sha: l.sha, depth: w.j.Submodules.Depth})
 	}
 	if len(all) == 0 {
 		return nil, nil
@@ -190,8 +248,13 @@ func (w *work) moduleConfig(ctx context.Context, r repo) (map[string]setting, er
 	if err := w.inRepo(ctx, r, local, &out, "config", "-z", "--blob", ":.gitmodules", "--list"); err != nil {
 		return nil, unreachable(err)
 	}
+	return parseModules(out.String()), nil
+}
+
+// parseModules reads what git config -z --list prints of a .gitmodules.
+func parseModules(s string) map[string]setting {
 	all := map[string]setting{}
-	for e := range strings.SplitSeq(out.String(), "\x00") {
+	for e := range strings.SplitSeq(s, "\x00") {
 		key, value, _ := strings.Cut(e, "\n")
 		rest, ok := strings.CutPrefix(key, "submodule.")
 		dot := strings.LastIndexByte(rest, '.')
@@ -204,7 +267,7 @@ func (w *work) moduleConfig(ctx context.Context, r repo) (map[string]setting, er
 		}
 		all[name][rest[dot+1:]] = value
 	}
-	return all, nil
+	return all
 }
 
 // resolve says where a submodule comes from and where it goes.

@@ -47,6 +47,10 @@ func (t *Tree) Close() error {
 func (t *Tree) letMirrorsGo() {
 	t.mirror.close()
 	t.mirror = nil
+	t.letModulesGo()
+}
+
+func (t *Tree) letModulesGo() {
 	for _, m := range t.modules {
 		m.mirror.close()
 		m.mirror = nil
@@ -153,6 +157,18 @@ type work struct {
 
 // do uses what is there when it can, and else begins anew.
 func (w *work) do(ctx context.Context, t *Tree) error {
+	// First what says nothing against the tree: whether the server gives the
+	// commit, and whether the host may fetch all that it names.
+	if w.s.o.Mirrors != "" {
+		m, known, err := w.s.openMirror(ctx, w.git, w.j)
+		if err != nil {
+			return err
+		}
+		t.mirror, t.Fetched = m, known
+		if err := w.askMirror(ctx, m); err != nil {
+			return err
+		}
+	}
 	why, err := w.known()
 	if err != nil {
 		return err
@@ -167,7 +183,7 @@ func (w *work) do(ctx context.Context, t *Tree) error {
 		// The tree may be at fault, or the server. A new tree tells: if that
 		// fails too it was the server, and nothing is lost but this tree.
 		w.s.o.Log.Warn("a checkout could not be brought up to date; cloning it anew", logx.Path, w.p.tree, logx.Err, err)
-		t.letMirrorsGo()
+		t.letModulesGo()
 		t.Mended = "it could not be brought up to date: " + err.Error()
 	}
 	t.Reused = false
@@ -237,13 +253,6 @@ func (w *work) update(ctx context.Context, t *Tree, anew bool) error {
 		}
 	}
 	w.sayFetching()
-	if w.s.o.Mirrors != "" {
-		m, known, err := w.s.openMirror(ctx, w.git, w.j)
-		if err != nil {
-			return err
-		}
-		t.mirror, t.Fetched = m, known
-	}
 	steps := []struct {
 		name string
 		do   func() error
@@ -254,19 +263,37 @@ func (w *work) update(ctx context.Context, t *Tree, anew bool) error {
 		{"checkout", func() error { return w.checkout(ctx) }},
 		{"clean", func() error { return w.clean(ctx) }},
 		{"submodules", func() error { return w.submodules(ctx, t) }},
-		{"record", func() error {
-			w.rec.State, w.rec.Used, w.rec.SHA, w.rec.Modules = stateClean, w.s.o.Now(), w.j.SHA, t.modulePaths()
-			return w.rec.write(w.p.record)
-		}},
+		{"record", func() error { return w.finish(t.modulePaths()) }},
 	}
 	for _, s := range steps {
 		w.s.o.Hook(s.name)
 		if err := s.do(); err != nil {
+			if forGuests(err) {
+				w.leave()
+			}
 			return noRoom(w.p.tree, err)
 		}
 	}
 	t.Trace = bytes.Clone(w.trace.Bytes())
 	return nil
+}
+
+// finish records that nobody works in the tree any more.
+func (w *work) finish(modules []string) error {
+	w.rec.State, w.rec.Used, w.rec.SHA, w.rec.Modules = stateClean, w.s.o.Now(), w.j.SHA, modules
+	return w.rec.write(w.p.record)
+}
+
+// leave makes a tree whose submodules are the guest's to fetch one without any:
+// the slot's next job finds nothing to mend.
+func (w *work) leave() {
+	err := w.dropModules()
+	if err == nil {
+		err = w.finish(nil)
+	}
+	if err != nil { // that next job mends it
+		w.s.o.Log.Warn("leaving a checkout to the guest", logx.Path, w.p.tree, logx.Err, err)
+	}
 }
 
 // green is how the runner's script writes its own lines.
