@@ -383,6 +383,8 @@ func (g *jobGuest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.S
 	return ev, err
 }
 
+func (g *jobGuest) Begin(ctx context.Context) (supervise.State, error) { return g.c.Begin(ctx) }
+
 func (g *jobGuest) Sample(ctx context.Context) error { return g.c.Sample(ctx) }
 
 func (g *jobGuest) Egress(ctx context.Context, stage string) (supervise.EgressRecord, error) {

@@ -124,6 +124,14 @@ type Saver interface {
 	Save(ctx context.Context, f *os.File) error
 }
 
+// Stander is a Machine that can tell what a guest stands at that says nothing.
+type Stander interface {
+	// StandsAt is, in one line for people, what the VMM takes the guest's state
+	// for and where its processors are; "" when that is not to be had. It returns
+	// soon, also when the VMM does not answer.
+	StandsAt(ctx context.Context) string
+}
+
 // Reason says how a guest ended. Strings, because they are shown and stored.
 type Reason string
 

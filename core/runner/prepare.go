@@ -45,6 +45,7 @@ type job struct {
 	slot  Slot
 	guest Guest
 	state supervise.State
+	tell  *startTeller // of the guest's start
 }
 
 // Prepare makes the job's guest and returns when it runs. When it fails,
@@ -197,8 +198,8 @@ func (r *Runner) remove(ctx context.Context, id string) error {
 }
 
 func (r *Runner) launch(ctx context.Context, j *job) error {
-	tell := r.newStartTeller(j)
-	g, err := j.slot.Launch(ctx, j.held.File(), tell.hear)
+	j.tell = r.newStartTeller(j)
+	g, err := j.slot.Launch(ctx, j.held.File(), j.tell.hear)
 	if err != nil {
 		if bad := r.badUser(j, err); bad != nil {
 			return bad
@@ -212,7 +213,7 @@ func (r *Runner) launch(ctx context.Context, j *job) error {
 	if j.state, err = g.State(ctx); err != nil {
 		return fmt.Errorf("asking the guest's supervisor: %w", err)
 	}
-	tell.hear(j.state)
+	j.tell.hear(j.state)
 	if e := j.state.RecordErr; e != "" {
 		r.warn("the job's guest is not recorded: " + e)
 	}
@@ -247,12 +248,39 @@ func (r *Runner) userFrom(j *job) string {
 // tryShell starts the job's shell once as the job's user, so that an image
 // without a shell and a user without a passwd line are refused here, in
 // words, and not by the first stage.
+//
+// A guest that falls silent until then is booted anew by its supervisor, once;
+// the shell is then tried in the new one.
 func (r *Runner) tryShell(ctx context.Context, j *job) error {
+	for {
+		err := r.tryOnce(ctx, j)
+		if err != nil && fault.KindOf(err) == fault.JobFailed {
+			return err
+		}
+		st, berr := j.guest.Begin(ctx)
+		if berr == nil && st.Phase == supervise.Running && len(st.Retried) > len(j.state.Retried) {
+			j.tell.hear(st)
+			j.state = st
+			continue
+		}
+		switch {
+		case err != nil:
+			return r.guestLost(ctx, j.guest, err)
+		case berr != nil:
+			return r.guestLost(ctx, j.guest, berr)
+		case st.Exit != nil:
+			return lostError(st, errors.New("it ended"))
+		}
+		return nil
+	}
+}
+
+func (r *Runner) tryOnce(ctx context.Context, j *job) error {
 	var out tail
 	req := request(j.rec, execdrv.StagePrepare, nil)
 	ev, err := j.guest.Exec(ctx, req, Stdio{In: strings.NewReader("exit 0\n"), Out: &out, Err: &out}, nil)
 	if err != nil {
-		return r.guestLost(ctx, j.guest, err)
+		return err
 	}
 	if ev.Err == "" && ev.Code == 0 && ev.Signal == 0 {
 		return r.makeVolumes(ctx, j)
@@ -272,7 +300,7 @@ func (r *Runner) makeVolumes(ctx context.Context, j *job) error {
 		req := guestwire.ExecRequest{Argv: []string{Shell}, Dir: v, MkDir: true, Stdin: true}
 		ev, err := j.guest.Exec(ctx, req, Stdio{In: strings.NewReader("exit 0\n")}, nil)
 		if err != nil {
-			return r.guestLost(ctx, j.guest, err)
+			return err
 		}
 		if ev.Err != "" {
 			return fault.Newf(fault.JobFailed, "making volume %s of image %s: %s", v, j.wanted.Image, ev.Err)
@@ -299,6 +327,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 		// Later stages must be able to say why the guest is gone; cleanup or
 		// the reaper removes the directory.
 		Keep:      true,
+		Trial:     true,
 		BootLimit: r.Set.BootLimit, HangLimit: r.Set.HangLimit,
 		Kernel: r.Set.Kernel, Accel: r.Set.Accel,
 		Record: r.recordSpec(j),

@@ -120,6 +120,11 @@ type Guest interface {
 	// program and all it started are killed; the guest lives on. An error
 	// means that the guest or the way to it was lost.
 	Exec(ctx context.Context, r guestwire.ExecRequest, stdio Stdio, control <-chan guestwire.ExecControl) (guestwire.ExecEvent, error)
+	// Begin says that from now on what runs is the job's, waits until the guest
+	// runs and returns its state then. Before it, a guest that falls silent is
+	// booted anew, once, and what was made in it is lost: State.Retried has
+	// grown by then.
+	Begin(ctx context.Context) (supervise.State, error)
 	// Egress is what was recorded of the guest's egress so far, also after its
 	// end. stage, when not empty, names the stage that begins now.
 	// fs.ErrNotExist is in the error's chain when nothing is recorded.

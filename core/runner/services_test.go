@@ -95,6 +95,23 @@ func TestBootedAgainIsTold(t *testing.T) {
 	}
 }
 
+// A guest that fell silent before the job began is another one; which is told,
+// and in which the job's preparations are made again. It is not done for ever.
+func TestSilentGuestOnTrial(t *testing.T) {
+	w := newWorld(t)
+	w.host.Silent = 1
+	w.prepare()
+	if line := "virtkit: warning: the guest was booted again: it was silent\n"; strings.Count(w.trace.String(), line) != 1 {
+		t.Errorf("the trace lacks %q once:\n%s", line, w.trace.String())
+	}
+	w = newWorld(t)
+	w.host.Silent, w.host.EndWith = 9, &supervise.Exit{Reason: supervise.ReasonHang}
+	err := w.run.Prepare(context.Background(), w.call())
+	if err == nil || fault.KindOf(err) == fault.JobFailed || w.host.Alive() != 0 {
+		t.Errorf("Prepare = %v with %d guests left, want a failure of the system and none", err, w.host.Alive())
+	}
+}
+
 func TestServicesAreRefusedEarly(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*world)

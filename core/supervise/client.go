@@ -211,6 +211,13 @@ func (c *Client) stop(ctx context.Context, r request) (st State, err error) {
 	return st, nil
 }
 
+// Begin says that what comes now is the user's (see Spec.Trial), and returns
+// when the guest runs. A client that has made something in the guest before must
+// make it again when State.Retried has grown meanwhile.
+func (c *Client) Begin(ctx context.Context) (State, error) {
+	return c.askState(ctx, request{Op: opBegin}, nil)
+}
+
 // Reboot reboots the guest and returns when it runs again.
 func (c *Client) Reboot(ctx context.Context) (State, error) {
 	st, err := c.askState(ctx, request{Op: opReboot}, nil)

@@ -39,7 +39,7 @@ type guest struct {
 	ch   *channel
 	done chan struct{} // closed when m has ended, after exit was set
 	exit machine.Exit
-	hung chan string // why the guest counts as hung; capacity 1
+	hung chan hung // that it counts as hung; capacity 1
 	from origin
 }
 
@@ -90,20 +90,7 @@ func (s *supervisor) prepareSteps() []step {
 			}
 			return err
 		}, letGo},
-		{"disk", func(context.Context) error {
-			if s.spec.Upper <= 0 {
-				return nil
-			}
-			if s.d.Disk == nil {
-				return errors.New("this program cannot make a writable layer")
-			}
-			path := filepath.Join(s.dir, UpperFile)
-			if err := s.d.Disk(path, s.spec.Upper); err != nil {
-				return err
-			}
-			s.upper.begin(path)
-			return nil
-		}, nil},
+		{"disk", s.freshLayer, nil},
 		{"network", s.plug, s.unplug},
 		{"driver", func(ctx context.Context) (err error) {
 			s.driver = s.d.Driver
@@ -275,7 +262,7 @@ func (s *supervisor) boot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g := &guest{m: m, from: from, done: make(chan struct{}), hung: make(chan string, 1)}
+	g := &guest{m: m, from: from, done: make(chan struct{}), hung: make(chan hung, 1)}
 	var streams func(*yamux.Session)
 	if s.spec.ServiceExec == ServiceExecOn {
 		streams = s.serviceRequests
@@ -428,16 +415,16 @@ func (s *supervisor) guestSetup() guestwire.Setup {
 // is counted in pings that failed, not on the clock, so that a supervisor that
 // was itself stopped for a while does not blame the guest.
 func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
-	limit := s.spec.HangLimit
-	recontact := limit
-	if recontact <= 0 {
-		recontact = 30 * time.Second
-	}
-	each := max(recontact/3, time.Millisecond)
 	var silent time.Duration
 	var clock clockWatch
 	next := min(s.d.Times.Ping, clockRetry)
 	for {
+		limit, trial := s.silenceLimit()
+		recontact := limit
+		if recontact <= 0 {
+			recontact = 30 * time.Second
+		}
+		each := max(recontact/3, time.Millisecond)
 		select {
 		case <-ctx.Done():
 			return
@@ -466,9 +453,14 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 			continue
 		}
 		silent += min(time.Since(t), each)
+		next = min(next, clockRetry)
 		if limit > 0 && silent >= limit-time.Millisecond {
-			s.hang(g, fmt.Sprintf("the guest's agent was silent for %v", limit))
-			return
+			if why := fmt.Sprintf("the guest's agent was silent for %v", limit) + standsAt(ctx, g); !trial {
+				s.hang(g, why)
+				return
+			} else if s.retry(g, why) {
+				return
+			} // else it has more time now
 		}
 	}
 }
@@ -490,14 +482,14 @@ func (s *supervisor) reconnect(ctx context.Context, g *guest, limit time.Duratio
 		_, err = g.ch.contact(cctx, min(s.d.Times.Contact, limit))
 	}
 	if err != nil && ctx.Err() == nil {
-		s.hang(g, fmt.Sprintf("the connection to the guest's agent broke and did not come back within %v: %v", limit, err))
+		s.hang(g, fmt.Sprintf("the connection to the guest's agent broke and did not come back within %v: %v", limit, err)+standsAt(ctx, g))
 	}
 	return err
 }
 
 func (s *supervisor) hang(g *guest, why string) {
 	select {
-	case g.hung <- why:
+	case g.hung <- hung{why: why}:
 	default:
 	}
 }

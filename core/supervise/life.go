@@ -132,6 +132,7 @@ func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Poi
 	if alive {
 		words = fmt.Sprintf("it stood still for %v (stage %q)", s.d.Times.Life, last.stage)
 	}
+	words += standsAt(ctx, last.guest)
 	if ctx.Err() != nil {
 		return
 	}
@@ -141,12 +142,25 @@ func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Poi
 	}
 }
 
+// standsAt is what the VMM says of a guest that says nothing, as an appendix;
+// may be empty.
+func standsAt(ctx context.Context, g *guest) string {
+	m, ok := g.m.(machine.Stander)
+	if !ok {
+		return ""
+	}
+	if at := m.StandsAt(ctx); at != "" {
+		return " (" + at + ")"
+	}
+	return ""
+}
+
 // short says whether nothing that a guest does in this stage of its start takes
-// long: the kernel's part, and the agent's until it has its root. A checkout or a
-// template's writing may.
+// long: the kernel's part, and most of the agent's. A checkout, a mount of the
+// host's or a template's writing may.
 func short(stage string) bool {
 	if step, ok := strings.CutPrefix(stage, "guest: "); ok {
-		return slices.Contains([]string{"clock", "root", "kernel", "network", "switch"}, step)
+		return slices.Contains([]string{"clock", "root", "kernel", "network", "switch", "identity", "dirs", "services", "ready"}, step)
 	}
 	return stage != "template" && stage != "command"
 }
@@ -160,24 +174,35 @@ func (s *supervisor) watch(ctx context.Context) Exit {
 		go s.record(hctx, g)
 		x, reboot := s.watchBoot(ctx, g)
 		cancel()
-		if !reboot {
-			return x
+		stage, boots := "rebooting", 1
+		switch {
+		case reboot:
+			s.killGuest()
+		case x.again:
+			stage, boots = s.again(x.Detail), 0
+		default:
+			return x.Exit
 		}
-		s.killGuest()
-		s.board.update(func(st *State) { st.Phase, st.Stage, st.VMMPID, st.VMMStart = Booting, "rebooting", 0, 0 })
+		s.board.update(func(st *State) { st.Phase, st.Stage, st.VMMPID, st.VMMStart = Booting, stage, 0, 0 })
 		start := time.Now()
 		bctx, cancel := context.WithTimeoutCause(ctx, s.spec.BootLimit, &ending{reason: ReasonBootTimeout})
-		err := s.bootReady(bctx, new([]func()))
+		var err error
+		if x.again {
+			err = s.runSteps(bctx, []step{{"disk", s.freshLayer, nil}}, nil)
+		}
+		if err == nil {
+			err = s.bootReady(bctx, new([]func()))
+		}
 		cancel()
 		if err != nil {
 			return s.failedStart(err, time.Since(start))
 		}
-		s.board.update(func(st *State) { st.Phase, st.Stage, st.Boots = Running, "running", st.Boots+1 })
+		s.board.update(func(st *State) { st.Phase, st.Stage, st.Boots = Running, "running", st.Boots+boots })
 	}
 }
 
 // watchBoot waits for the end of one boot and says whether another follows.
-func (s *supervisor) watchBoot(ctx context.Context, g *guest) (x Exit, reboot bool) {
+func (s *supervisor) watchBoot(ctx context.Context, g *guest) (x bootEnd, reboot bool) {
 	select {
 	case <-ctx.Done():
 		e, ok := errors.AsType[*ending](context.Cause(ctx))
@@ -187,17 +212,17 @@ func (s *supervisor) watchBoot(ctx context.Context, g *guest) (x Exit, reboot bo
 		s.lastSample(g)
 		s.vmmThreads(g)
 		s.stop(g, e.grace)
-		return Exit{Reason: e.reason, Detail: e.detail}, false
+		return bootEnd{Exit: Exit{Reason: e.reason, Detail: e.detail}}, false
 	case c := <-s.command:
 		s.lastSample(g)
 		s.vmmThreads(g)
 		s.stop(g, 0)
-		return Exit{Reason: ReasonExited, Detail: c.detail, Code: &c.code}, false
-	case why := <-g.hung:
+		return bootEnd{Exit: Exit{Reason: ReasonExited, Detail: c.detail, Code: &c.code}}, false
+	case h := <-g.hung:
 		s.vmmThreads(g)
-		return Exit{Reason: ReasonHang, Detail: why}, false
+		return bootEnd{Exit: Exit{Reason: ReasonHang, Detail: h.why}, again: h.again}, false
 	case <-g.done:
-		return Exit{Reason: string(g.exit.Reason), Detail: g.exit.Detail}, g.exit.Reason == machine.Reboot
+		return bootEnd{Exit: Exit{Reason: string(g.exit.Reason), Detail: g.exit.Detail}}, g.exit.Reason == machine.Reboot
 	}
 }
 

@@ -69,7 +69,7 @@ type Times struct {
 	Power   time.Duration // from the agent's goodbye to power off, then the guest is killed; default 10 s
 	Record  time.Duration // between two writes of egress.json while it changes; default 5 s
 	Usage   time.Duration // that a guest gets to tell of its usage; default 10 s
-	Life    time.Duration // a guest that stands still for so long while it starts is booted again; default BootLimit/3
+	Life    time.Duration // a guest that stands still for so long while it starts, or is silent while it is on trial, is booted again; default BootLimit/3
 }
 
 // Defaults of a Spec that leaves them 0.
@@ -108,12 +108,13 @@ type supervisor struct {
 	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
 	commandEnv []string
 
-	placed    bool        // Deps.Place was asked
-	cabled    bool        // the port's first descriptor was given away
-	from      origin      // of the boot that is under way or was last
-	noRestore bool        // a template was no good
-	restoring atomic.Bool // from.restored, for who watches the start
-	answered  atomic.Bool // the agent of this boot has
+	placed    bool         // Deps.Place was asked
+	cabled    bool         // the port's first descriptor was given away
+	from      origin       // of the boot that is under way or was last
+	noRestore bool         // a template was no good
+	restoring atomic.Bool  // from.restored, for who watches the start
+	answered  atomic.Bool  // the agent of this boot has
+	trial     atomic.Int32 // onTrial and so on
 
 	end      context.CancelCauseFunc // ends the guest; the first cause wins
 	killOnce sync.Once
@@ -244,6 +245,9 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 		kill:    make(chan struct{}),
 		clients: clients{asked: make(chan struct{}, 16)},
 		command: make(chan commandEnd, 1),
+	}
+	if spec.Trial && spec.Command == nil {
+		s.trial.Store(onTrial)
 	}
 	s.board = newBoard(filepath.Join(dir, StateFile), s.log, State{
 		ID: spec.ID, Name: spec.Name, Kind: spec.Kind, Phase: Starting, Stage: "starting",

@@ -204,6 +204,9 @@ func (s *supervisor) client(conn *net.UnixConn) {
 		s.follow(conn, func(State) bool { return false })
 	case opReboot:
 		s.reboot(conn, r)
+	case opBegin:
+		s.trial.CompareAndSwap(onTrial, trialOver)
+		s.follow(conn, func(st State) bool { return phaseIndex(st.Phase) >= phaseIndex(Running) })
 	case opPublish, opUnpublish:
 		p, err := s.publish(r)
 		tell(conn, answer{Publish: p, Done: true}, err)

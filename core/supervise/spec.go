@@ -69,6 +69,10 @@ type Spec struct {
 	Deadline time.Time `json:"deadline,omitzero"`
 	// Keep leaves the directory (console, state) after the guest's end.
 	Keep bool `json:"keep,omitempty"`
+	// Trial says that nothing of the user's has run in the guest until a client
+	// says so (Client.Begin). A guest that falls silent before is booted anew,
+	// once. It means nothing with a Command.
+	Trial bool `json:"trial,omitempty"`
 
 	Command   *Command      `json:"command,omitempty"` // of `vk run -d`: started after boot, the guest ends with it
 	Env       []string      `json:"env,omitempty"`     // the image's ENV

@@ -52,7 +52,7 @@ func TestRebootThatFails(t *testing.T) {
 func TestShortStages(t *testing.T) {
 	for stage, want := range map[string]bool{
 		"boot": true, "waiting for the guest's agent": true, "setup": true, "guest: clock": true, "guest: root": true, "guest: kernel": true,
-		"guest: network": true, "guest: switch": true, "template": false, "command": false, "guest: checkout": false, "guest: mounts": false, "guest: tools": false,
+		"guest: network": true, "guest: switch": true, "guest: ready": true, "guest: dirs": true, "template": false, "command": false, "guest: checkout": false, "guest: mounts": false, "guest: tools": false,
 	} {
 		if got := supervise.ShortStage(stage); got != want {
 			t.Errorf("%q is short: %v, want %v", stage, got, want)

@@ -21,6 +21,8 @@ import (
 //	           the supervisor's process is gone.
 //	kill       as stop, without asking the guest.
 //	reboot     answers as wait until the guest runs again.
+//	begin      answers as wait until the guest runs. From then on the guest is
+//	           the user's: it is not booted anew when it falls silent.
 //	publish    one answer with Publish, as it was opened.
 //	unpublish  one answer.
 //	sample     one answer, once the guest's recording reaches to now.
@@ -38,6 +40,7 @@ const (
 	opStop      = "stop"
 	opKill      = "kill"
 	opReboot    = "reboot"
+	opBegin     = "begin"
 	opPublish   = "publish"
 	opUnpublish = "unpublish"
 	opSample    = "sample"

@@ -52,6 +52,7 @@ func (w *panicWatch) Last() string { return w.last() }
 func (w *panicWatch) Held() int { return cap(w.line) }
 
 var (
+	Processors   = processors
 	Validate     = validate
 	ParseVersion = parseVersion
 	AtLeast      = atLeast

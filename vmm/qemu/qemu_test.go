@@ -332,6 +332,26 @@ func TestVersions(t *testing.T) {
 	}
 }
 
+// What QEMU's monitor says of processors is told in a line, and what it does not
+// say as unknown.
+func TestProcessors(t *testing.T) {
+	cpu := func(n, rip, rfl, hlt string) string {
+		return "CPU#" + n + "\r\nRAX=0000000000000000 RBX=00\r\nRIP=" + rip + " RFL=" + rfl + " [---Z-P-] CPL=0 II=0 A20=1 SMM=0 HLT=" + hlt + "\r\nES =0000\r\n"
+	}
+	first := cpu("0", "ffffffff81c93f8f", "00000206", "1") + cpu("1", "ffffffff81c8b7b6", "00000046", "0")
+	second := cpu("0", "ffffffff81c93f8f", "00000206", "1") + cpu("1", "00007fff00000010", "00000246", "0")
+	for _, c := range []struct{ a, b, want string }{
+		{first, second, "; CPU 0 halted at ffffffff81c93f8f; CPU 1 at ffffffff81c8b7b6 without interrupts, then at 00007fff00000010"},
+		{first, "", "; CPU 0 halted at ffffffff81c93f8f; CPU 1 at ffffffff81c8b7b6 without interrupts"},
+		{"CPU#0\r\nsomething else", "", "; CPU 0 unknown"},
+		{"", "", ""},
+	} {
+		if got := qemu.Processors(c.a, c.b); got != c.want {
+			t.Errorf("processors:\n%s\nwant\n%s", got, c.want)
+		}
+	}
+}
+
 func TestMapCovers(t *testing.T) {
 	for m, want := range map[string]bool{
 		"         0          0 4294967295\n": true, "0 1000 1\n": false, "": false, "0 100000 65536\n": false, "x y z\n": false,

@@ -258,6 +258,11 @@ func testHang(t *testing.T, r *trial) {
 	if e, err := r.m.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Wait gave %+v, %v for a guest that hangs", e, err)
 	}
+	if m, ok := r.m.(machine.Stander); ok {
+		if at := m.StandsAt(t.Context()); !strings.Contains(at, "running; CPU 0 ") || strings.Contains(at, "unknown") {
+			t.Errorf("StandsAt = %q for a guest that hangs, want that it is running, and where its processor is", at)
+		}
+	}
 	if err := r.m.Kill(); err != nil {
 		t.Errorf("Kill: %v", err)
 	}

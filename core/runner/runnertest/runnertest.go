@@ -38,6 +38,9 @@ type Host struct {
 	// Services are what a guest's state tells of its services; nil = all run.
 	Services func(s supervise.Spec) []supervise.ServiceState
 
+	// Silent is how many of its first programs a guest never answers. It is then
+	// booted anew, or, when the job has begun, ends.
+	Silent int
 	// State, when set, changes what a guest's State says.
 	State func(*supervise.State)
 
@@ -183,10 +186,44 @@ type guest struct {
 	spec supervise.Spec
 	dead chan struct{}
 	once sync.Once
+
+	mu     sync.Mutex
+	silent int  // programs that it did not answer
+	lost   int  // how often it was booted anew
+	begun  bool // Begin was called
+}
+
+// Begin implements runner.Guest.
+func (g *guest) Begin(ctx context.Context) (supervise.State, error) {
+	g.mu.Lock()
+	g.begun = true
+	g.mu.Unlock()
+	return g.State(ctx)
+}
+
+// lose makes the guest one that did not answer.
+func (g *guest) lose() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.silent >= g.h.Silent {
+		return false
+	}
+	g.silent++
+	if g.spec.Trial && !g.begun {
+		g.lost++
+	} else {
+		g.once.Do(func() { close(g.dead) })
+	}
+	return true
 }
 
 func (g *guest) State(context.Context) (supervise.State, error) {
 	s := supervise.State{Phase: supervise.Running, Kernel: "6.12", Accel: "tcg"}
+	g.mu.Lock()
+	for range g.lost {
+		s.Retried = append(s.Retried, "it was silent")
+	}
+	g.mu.Unlock()
 	if g.h.Services != nil {
 		s.Services = g.h.Services(g.spec)
 	}
@@ -205,6 +242,9 @@ func (g *guest) Exec(ctx context.Context, r guestwire.ExecRequest, s runner.Stdi
 	script, err := io.ReadAll(s.In)
 	if err != nil {
 		return guestwire.ExecEvent{}, err
+	}
+	if g.lose() {
+		return guestwire.ExecEvent{}, errors.New("stream reset")
 	}
 	if g.h.Shell == nil || string(script) == "exit 0\n" {
 		return guestwire.ExecEvent{Exited: true}, nil
