@@ -29,6 +29,7 @@ type polite struct {
 	insecure map[string]bool
 	retries  int
 	note     func(string) // told of every wait; may be nil
+	patience *patience
 }
 
 // Waits between attempts: doubling from first to most, half of it random.
@@ -60,7 +61,7 @@ func newPolite(o Options, note func(string)) *polite {
 		c.lax = t.Clone()
 		c.lax.TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // asked for by `insecure` in the configuration
 	}
-	return &polite{inner: &paced{c, o.Stall}, insecure: insecure, retries: o.Retries, note: note}
+	return &polite{inner: &paced{c, o.Stall}, insecure: insecure, retries: o.Retries, note: note, patience: &patience{most: o.Patience}}
 }
 
 // tlsChoice verifies certificates, but for the hosts that were configured.
@@ -105,6 +106,9 @@ func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.URL.Scheme != "https" && !loopback(req.URL.Host) && !allowed(p.insecure, req.URL.Host) {
 		return nil, plainHTTP{req.URL.Host}
 	}
+	if err := redirected(req); err != nil {
+		return nil, err
+	}
 	again := req.Body == nil || req.Body == http.NoBody || req.GetBody != nil
 	for n := 1; ; n++ {
 		if n > 1 && req.GetBody != nil {
@@ -116,6 +120,9 @@ func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 			req.Body = body
 		}
 		resp, err := p.inner.RoundTrip(req)
+		if err == nil && !busy(resp.StatusCode) {
+			p.patience.answered()
+		}
 		if !again || req.Context().Err() != nil {
 			return resp, err
 		}
@@ -132,6 +139,10 @@ func (p *polite) RoundTrip(req *http.Request) (*http.Response, error) {
 			wait, why = backoff(n), brief(err)
 		case err == nil && busy(resp.StatusCode):
 			wait, why = retryAfter(resp, backoff(n)), resp.Status
+			if left := p.patience.left(); wait > left {
+				resp.Body.Close()
+				return nil, &exhausted{&impatient{why, wait, p.patience.most}}
+			}
 			_, _ = io.CopyN(io.Discard, resp.Body, 64<<10)
 			resp.Body.Close()
 		default:
@@ -270,6 +281,9 @@ func explain(err error, registry, what, from string) error {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return err
 	}
+	if e := explainPatience(err, registry, what); e != nil {
+		return e
+	}
 	// First: to this machine both TLS and plain HTTP are tried, and the answer
 	// to the latter is then beside the point.
 	if badCertificate(err) {
@@ -281,7 +295,6 @@ func explain(err error, registry, what, from string) error {
 	}
 	var dns *net.DNSError
 	var to net.Error
-	unavailable := func(format string, a ...any) *fault.Error { return fault.Newf(fault.Unavailable, format, a...) }
 	switch {
 	case errors.Is(err, unix.ECONNREFUSED):
 		return unavailable("registry %s refused the connection while asked for %s", registry, what).
@@ -301,6 +314,10 @@ func explain(err error, registry, what, from string) error {
 			Hint("try again; a proxy or firewall between may be dropping the connection").Because(cleaned(err))
 	}
 	return unavailable("registry %s: %s", registry, what).Because(cleaned(err))
+}
+
+func unavailable(format string, a ...any) *fault.Error {
+	return fault.Newf(fault.Unavailable, format, a...)
 }
 
 func explainStatus(te *transport.Error, registry, what, from string) error {

@@ -107,6 +107,9 @@ func (o Options) filled() Options {
 	if o.Stall <= 0 {
 		o.Stall = 30 * time.Second
 	}
+	if o.Patience <= 0 {
+		o.Patience = defaultPatience
+	}
 	if o.Small <= 0 {
 		o.Small = smallLimit
 	}

@@ -47,6 +47,9 @@ func Open(dir string, o Options) (*Store, error) {
 	if o.Stall <= 0 {
 		o.Stall = 30 * time.Second
 	}
+	if o.Patience <= 0 {
+		o.Patience = defaultPatience
+	}
 	if o.Small <= 0 {
 		o.Small = smallLimit
 	}

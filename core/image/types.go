@@ -30,7 +30,11 @@ type Options struct {
 	Stall    time.Duration // a connection that gives less than leastPace this long is cut and resumed; 0 = 30 s
 	Small    time.Duration // for the bytes of a manifest or a configuration to come; 0 = 10 min
 	Retries  int           // attempts per request and per cut of a layer; 0 = 6
-	MaxBytes int64         // largest unpacked image; 0 = 128 GiB
+	// Patience is how long a registry that answers nothing but that it is busy is
+	// waited for in all, however often and long it asks to be: a job that waits
+	// for its image holds its place. Any other answer begins anew. 0 = 5 min.
+	Patience time.Duration
+	MaxBytes int64 // largest unpacked image; 0 = 128 GiB
 	Getenv   func(string) string
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -86,10 +85,13 @@ func WriteRecord(dir string, r Record) error {
 	return fsx.WriteFile(filepath.Join(dir, RecordFile), append(b, '\n'), 0o600)
 }
 
+// recordMax is the largest record, in bytes.
+const recordMax = 4 << 20
+
 // ReadRecord reads the record of a job's directory.
 func ReadRecord(dir string) (Record, error) {
 	path := filepath.Join(dir, RecordFile)
-	b, err := os.ReadFile(path)
+	b, err := fsx.ReadFile(path, recordMax)
 	if err != nil {
 		return Record{}, err
 	}

@@ -87,6 +87,17 @@ func (b *board) save(s State) {
 	b.failed = err != nil
 }
 
+// saveAgain is save when the last one failed: on a full disk, which the guest's
+// end has made room on. Else what is kept of the guest would say for ever that
+// it ran, and not why it ended.
+func (b *board) saveAgain() {
+	b.saveMu.Lock()
+	defer b.saveMu.Unlock()
+	if b.failed {
+		b.save(b.get())
+	}
+}
+
 // took notes the time of a step of the first start.
 func (b *board) took(name string, d time.Duration) {
 	b.mu.Lock()
@@ -129,8 +140,12 @@ func ReadState(dir string) (State, error) {
 	return s, err
 }
 
+// jsonMax is the largest of a job directory's JSON files, in bytes; egress.json
+// with its bounds is the largest of ours.
+const jsonMax = 64 << 20
+
 func readJSON(path string, v any) error {
-	data, err := os.ReadFile(path)
+	data, err := fsx.ReadFile(path, jsonMax)
 	if err != nil {
 		return err
 	}

@@ -388,6 +388,7 @@ func (s *supervisor) clean(keep bool) error {
 			return err
 		}
 	}
+	s.board.saveAgain()
 	return nil
 }
 
