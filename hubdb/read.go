@@ -109,6 +109,16 @@ func (d *DB) Load(ctx context.Context) (*hub.Loaded, error) {
 				commandQuery+" WHERE settled = 0 ORDER BY n")
 		},
 		func() error {
+			l.LastIssued = map[string]int64{}
+			return d.query(ctx, func(r *sql.Rows) error {
+				var node string
+				var at sql.NullInt64
+				err := r.Scan(&node, &at)
+				l.LastIssued[node] = at.Int64
+				return err
+			}, "SELECT node, max(json_extract(command, '$.issued_at')) FROM commands GROUP BY node")
+		},
+		func() error {
 			return d.query(ctx, l1(&l.Revoked, func(r *sql.Rows) (rv hub.Revoked, err error) {
 				var key []byte
 				err = r.Scan(&rv.Node, &key, &rv.At)

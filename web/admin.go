@@ -178,7 +178,7 @@ func (a *Admin) nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
 func (a *Admin) nodes(context.Context, *call) (any, error) {
 	list := hubadmin.NodeList{Nodes: []hubadmin.Node{}}
 	for _, n := range a.Hub.Snapshot().Sorted() {
-		list.Nodes = append(list.Nodes, a.nodeOf(n, time.Now(), false))
+		list.Nodes = append(list.Nodes, a.nodeOf(n, a.Hub.Now(), false))
 	}
 	return list, nil
 }
@@ -188,7 +188,7 @@ func (a *Admin) show(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := a.nodeOf(n, time.Now(), true)
+	v := a.nodeOf(n, a.Hub.Now(), true)
 	list, err := a.Hub.Store().Commands(ctx, n.ID, 50)
 	for _, c := range list {
 		v.Commands = append(v.Commands, hubadmin.CommandOf(c))
@@ -201,7 +201,7 @@ func (a *Admin) one(n *hub.Node, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.nodeOf(n, time.Now(), true), nil
+	return a.nodeOf(n, a.Hub.Now(), true), nil
 }
 
 func (a *Admin) remove(ctx context.Context, c *call) (any, error) {

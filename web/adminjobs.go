@@ -152,7 +152,7 @@ func (a *Admin) keys(context.Context, *call) (any, error) {
 	list := hubadmin.KeyList{Keys: []hubadmin.Key{}}
 	for _, k := range a.Hub.Snapshot().KeyList() {
 		list.Keys = append(list.Keys, hubadmin.Key{Name: k.Name, Prefix: k.Prefix, Scopes: k.Scopes, Pools: k.Pools, Max: k.Max, Created: k.Created, Actor: k.Actor,
-			Expires: k.Expires, Revoked: k.Revoked, Works: k.Works(time.Now().Unix()), Client: k.Client})
+			Expires: k.Expires, Revoked: k.Revoked, Works: k.Works(a.Hub.Now().Unix()), Client: k.Client})
 	}
 	return list, nil
 }

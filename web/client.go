@@ -132,7 +132,7 @@ func (a *clientAPI) authenticate(r *http.Request, most int64) (*request, *dispat
 		}
 	} else {
 		var err error
-		if signed.Relay, signed.Unix, err = dispatch.Claim(r.Header, time.Now()); err != nil {
+		if signed.Relay, signed.Unix, err = dispatch.Claim(r.Header, a.n.Hub.Now()); err != nil {
 			return nil, hub.Deny(dispatch.Unauthorized, err.Error())
 		}
 		var e *dispatch.Error

@@ -53,7 +53,7 @@ func (a *Admin) workloads(ctx context.Context, c *call) (any, error) {
 }
 
 func (a *Admin) status(context.Context, *call) (any, error) {
-	h, now := a.Hub, time.Now()
+	h, now := a.Hub, a.Hub.Now()
 	s := hubadmin.StatusReply{Hub: h.ID(), HeartbeatSecs: int(h.Heartbeat() / time.Second), Sick: h.Sick(), Reach: map[string]int{}, States: map[string]int{},
 		Conflicts: []string{}, Messages: h.Stats.Messages.Load(), StoreErrors: h.Stats.StoreErrors.Load()}
 	snap := h.Snapshot()

@@ -57,7 +57,7 @@ func truth(b bool) float64 {
 	return 0
 }
 
-func nodeMetrics() []metric {
+func nodeMetrics(now func() time.Time) []metric {
 	return []metric{
 		{desc("node_up", "Whether the node has a session.", byNode...), func(n *hub.Node) (float64, bool) { return truth(n.Live.Connected()), true }},
 		{desc("node_last_seen_timestamp_seconds", "When the node was last heard of.", byNode...), func(n *hub.Node) (float64, bool) {
@@ -73,7 +73,7 @@ func nodeMetrics() []metric {
 		}},
 		{desc("node_acquisition_stopped", "Whether the hub has stopped the node's acquisition.", byNode...), func(n *hub.Node) (float64, bool) { return truth(n.Desired.Policy.Stop), true }},
 		{desc("node_concurrency_jobs", "The runner's concurrency that the node asked for last.", byNode...), beat(func(b *wire.Heartbeat) float64 { return float64(b.Concurrency) })},
-		{desc("node_commands_pending", "Commands that the node has not finished.", byNode...), func(n *hub.Node) (float64, bool) { return float64(n.Pending(time.Now())), true }},
+		{desc("node_commands_pending", "Commands that the node has not finished.", byNode...), func(n *hub.Node) (float64, bool) { return float64(n.Pending(now())), true }},
 		{desc("node_vms", "Running VMs.", byNode...), func(n *hub.Node) (float64, bool) { return float64(n.VMs + n.Omitted), n.Live.Connected() }},
 		{desc("node_jobs_running", "Jobs that hold memory.", byNode...), beat(func(b *wire.Heartbeat) float64 { return float64(b.Admission.Running) })},
 		{desc("node_jobs_waiting", "Jobs that wait for admission.", byNode...), beat(func(b *wire.Heartbeat) float64 { return float64(b.Admission.Waiting) })},
@@ -111,7 +111,7 @@ func (c fleetCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v)
 	}
 	reach := map[hub.Reach]int{hub.Connected: 0, hub.Unreachable: 0, hub.Never: 0}
-	ms := nodeMetrics()
+	ms := nodeMetrics(c.h.Now)
 	for _, n := range c.h.Snapshot().Sorted() {
 		reach[n.Reach()]++
 		for _, m := range ms {

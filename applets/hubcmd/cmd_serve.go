@@ -42,13 +42,13 @@ func newServe(a *app) *cli.Command {
 			if verbose {
 				level = slog.LevelDebug
 			}
-			return serve(ctx, c, logx.New(a.env.Stderr, level, c.LogFormat == "json"))
+			return serve(ctx, c, a.now, logx.New(a.env.Stderr, level, c.LogFormat == "json"))
 		},
 	}, cliutil.Arity{}), cliutil.Status{Code: "11", Means: "another hub runs on the same data_dir, or the address is taken"})
 }
 
-// serve runs the hub until ctx ends.
-func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error) {
+// serve runs the hub until ctx ends; now is its wall clock.
+func serve(ctx context.Context, c *hubconf.Config, now func() time.Time, log *slog.Logger) (err error) {
 	if err := c.MakeDataDir(); err != nil {
 		return err
 	}
@@ -73,7 +73,7 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 	}
 	jobs := c.Options()
 	jobs.Outputs, jobs.EgressRules = outputs, c.Rules.EgressRules
-	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs})
+	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs, Now: now})
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 		return fmt.Errorf("listening at the admin socket: %w", err)
 	}
 	defer adminL.Close()
-	admin := &web.Admin{Hub: h, Log: log, Backup: db.Backup, Status: status(c, db, nodes, l.Addr().String())}
+	admin := &web.Admin{Hub: h, Log: log, Backup: db.Backup, Status: status(c, db, nodes, l.Addr().String(), now().Unix())}
 
 	// Sessions end before the writer, so that what they wait for is stored.
 	writing, stopWriting := context.WithCancel(context.WithoutCancel(ctx))
@@ -120,8 +120,7 @@ func serve(ctx context.Context, c *hubconf.Config, log *slog.Logger) (err error)
 }
 
 // status fills in what is known of the process and its files.
-func status(c *hubconf.Config, db *hubdb.DB, n *web.Nodes, addr string) func(*hubadmin.StatusReply) {
-	started := time.Now().Unix()
+func status(c *hubconf.Config, db *hubdb.DB, n *web.Nodes, addr string, started int64) func(*hubadmin.StatusReply) {
 	size := func(file string) int64 {
 		info, err := os.Stat(file)
 		if err != nil {

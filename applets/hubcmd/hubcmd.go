@@ -37,7 +37,10 @@ type app struct {
 
 // Command is the tree of vk-hub's commands.
 func Command(env appenv.Env) *cli.Command {
-	a := &app{env: env, now: time.Now}
+	a := &app{env: env, now: env.Now}
+	if a.now == nil {
+		a.now = time.Now
+	}
 	return &cli.Command{
 		Name:  "vk-hub",
 		Usage: "steer a fleet of machines that run vk node",

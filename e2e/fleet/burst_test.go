@@ -40,6 +40,7 @@ echo end >>"%[1]s/log"
 // takes no job until it is let.
 func TestBurst(t *testing.T) {
 	f := newFleet(t)
+	r := f.record("bursts of jobs, concurrency cuts, drains and restarts")
 	dir := filepath.Join(f.dir, "host")
 	program, conf, log := filepath.Join(dir, "gitlab-runner"), filepath.Join(dir, "runner.toml"), filepath.Join(dir, "log")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -89,6 +90,7 @@ func TestBurst(t *testing.T) {
 	takes()
 	pid := regexp.MustCompile(`"pid": ?(\d+)`)
 	for round := range 3 {
+		r.fault("round %d: 16 of ceiling, stop, resume, drain and undrain at once, while jobs are taken", round)
 		var wg sync.WaitGroup
 		for range 4 {
 			wg.Go(func() {
@@ -101,10 +103,12 @@ func TestBurst(t *testing.T) {
 			})
 		}
 		if round == 1 {
+			r.fault("kill -9 of the node")
 			p.restart() // the next node takes the runner over
 		}
 		if m := pid.FindSubmatch(read(filepath.Join(h.State, "node/runner.pid"))); round == 2 && m != nil {
 			if n := atoi(m[1]); n > 1 {
+				r.fault("kill -9 of the runner")
 				syscall.Kill(n, syscall.SIGKILL)
 			}
 		}

@@ -65,6 +65,7 @@ func TestTwoNodes(t *testing.T) {
 // until an operator decides.
 func TestRestore(t *testing.T) {
 	f := newFleet(t)
+	r := f.record("restore of a backup that is older than a stop, a ceiling cut and a quarantine")
 	p, a := f.join("ci-1", f.addr)
 	q, b := f.join("ci-2", f.addr)
 	f.must("nodes", "ceiling", a, "8")
@@ -80,6 +81,7 @@ func TestRestore(t *testing.T) {
 		return p.Ceiling == 1 && p.Stop && f.state(b) == wire.Quarantined && f.node(b).Pending == 0
 	})
 	before := f.node(a).Reported.Applied
+	r.fault("the hub's database is the backup again")
 	f.hub.kill(syscall.SIGTERM)
 	db := filepath.Join(f.dir, "hub/hub.sqlite")
 	data, err := os.ReadFile(backup)
@@ -95,6 +97,7 @@ func TestRestore(t *testing.T) {
 	f.hub.start()
 	f.up()
 	f.eventually("both are in conflict", func() bool { return f.node(a).Conflict != nil && f.node(b).Conflict != nil })
+	r.fault("kill -9 of both nodes")
 	for _, n := range []*process{p, q} { // a restart of the node changes nothing
 		n.kill(syscall.SIGKILL)
 		n.start()
@@ -131,9 +134,10 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// TestPartition cuts a node off during ordinary work and during a drain.
-func TestPartition(t *testing.T) {
+// TestCutConnection cuts a node off during ordinary work and during a drain.
+func TestCutConnection(t *testing.T) {
 	f := newFleet(t)
+	r := f.record("a cut proxy during a drain")
 	px := newProxy(t, f.addr)
 	_, a := f.join("ci-1", px.addr())
 	f.must("nodes", "ceiling", a, "4")
@@ -145,6 +149,7 @@ func TestPartition(t *testing.T) {
 	}
 	f.must("nodes", "drain", a)
 	f.eventually("it drains", func() bool { return f.state(a) == wire.Draining })
+	r.fault("the proxy cuts the connection, and refuses others")
 	px.set(true)
 	f.eventually("it is unreachable", func() bool { return f.node(a).Reach == hub.Unreachable })
 	if n := f.node(a); n.Reported.Node == wire.Drained || n.Pending == 0 {
@@ -162,6 +167,7 @@ func TestPartition(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.eventually("its drain completes without a hub", func() bool { st, err := persisted(dir); return err == nil && st.Node == wire.Drained })
+	r.fault("the proxy passes")
 	px.set(false)
 	f.eventually("the hub learns of both", func() bool {
 		n := f.node(a)
@@ -173,6 +179,7 @@ func TestPartition(t *testing.T) {
 // session at a time, and both are told.
 func TestCopiedState(t *testing.T) {
 	f := newFleet(t)
+	r := f.record("a copied state directory on two hosts")
 	p, a := f.join("ci-1", f.addr)
 	f.eventually("it is there", func() bool { return f.state(a) == wire.Ready })
 	copied := filepath.Join(f.dir, "copy")
@@ -194,6 +201,7 @@ func TestCopiedState(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+	r.fault("a copy of the state directory runs, too")
 	q := f.run("copy", copied)
 	warned := func(p *process) bool {
 		b, _ := os.ReadFile(p.log)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -58,6 +59,7 @@ type operator struct {
 	p       *process
 	known   map[string]bool
 	acked   []string // commands whose issue the hub acknowledged
+	cuts    []int    // ceilings whose change the hub acknowledged
 	ceiling int      // acknowledged last
 	maybe   int      // asked for last, perhaps in vain
 	m       model
@@ -123,9 +125,13 @@ func (o *operator) work(until time.Time) {
 			o.maybe = n
 			if _, err := o.f.admin.SetPolicy(o.t.Context(), o.id, hubadmin.PolicyRequest{Ceiling: &n}); err == nil {
 				o.ceiling = n
+				o.cuts = append(o.cuts, n)
 			}
 		}
 		op := ops[rand.IntN(len(ops))]
+		if !o.holds("before " + string(op)) { // whatever was delivered again meanwhile
+			return
+		}
 		id := o.issue(op)
 		if id == "" {
 			continue
@@ -137,7 +143,21 @@ func (o *operator) work(until time.Time) {
 			o.t.Errorf("%s: command %d, %s %s, ended as %q (%s), want %q", o.name, o.issued, op, id, got, message, want)
 			return
 		}
+		if !o.holds(fmt.Sprintf("after command %d, %s %s", o.issued, op, id)) {
+			return
+		}
 	}
+}
+
+// holds says whether the node's file has the state that the model has: a
+// command that was done twice, or late, has left another one.
+func (o *operator) holds(when string) bool {
+	st, err := persisted(strings.TrimPrefix(o.p.role, "node "))
+	if err != nil && !os.IsNotExist(err) || err == nil && st.Node != o.m.state {
+		o.t.Errorf("%s: %s the node holds %q, %v; its commands make it %s", o.name, when, st.Node, err, o.m.state)
+		return false
+	}
+	return true
 }
 
 // check holds what hub and node remember to what was acknowledged.
@@ -173,7 +193,7 @@ func (o *operator) check() {
 
 // TestKills kills hub and nodes at random while operators work, and holds the
 // journals to a model: no acknowledged command is lost, none is done twice,
-// and the audit log has no gap.
+// and the audit log has no gap and a line of each.
 func TestKills(t *testing.T) {
 	d := killTime
 	if s := os.Getenv("VK_FLEET_KILL_TIME"); s != "" {
@@ -183,6 +203,7 @@ func TestKills(t *testing.T) {
 		}
 	}
 	f := newFleet(t)
+	r := f.record("kill -9 of hub and nodes at random")
 	victims := []*process{f.hub}
 	var all []*operator
 	for i := range 2 {
@@ -191,22 +212,35 @@ func TestKills(t *testing.T) {
 		victims = append(victims, p)
 		all = append(all, &operator{f: f, t: t, name: name, id: id, p: p, known: map[string]bool{}, m: model{state: wire.Ready}})
 	}
+	// Others, and people who look, are the load.
+	for i := range 4 {
+		f.join(fmt.Sprint("load-", i+1), f.addr)
+	}
 	f.eventually("both are ready", func() bool { return f.state(all[0].id) == wire.Ready && f.state(all[1].id) == wire.Ready })
 	until := time.Now().Add(d)
 	var wg sync.WaitGroup
 	for _, o := range all {
 		wg.Go(func() { o.work(until) })
 	}
+	wg.Go(func() {
+		for time.Now().Before(until) && !t.Failed() {
+			_, _ = f.admin.Audit(t.Context(), "", 1000)
+			_, _ = f.admin.Nodes(t.Context())
+			_, _ = f.admin.SetPools(t.Context(), "load-1", []string{fmt.Sprint("p", rand.IntN(100))})
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
 	kills := 0
 	for time.Now().Before(until) && !t.Failed() {
 		time.Sleep(time.Duration(50+rand.IntN(700)) * time.Millisecond)
 		v := victims[rand.IntN(len(victims))]
+		r.fault("kill -9 of %s", filepath.Base(v.role))
 		v.restart()
 		kills++
 		// Every other time all of them come back first: on a busy machine a
 		// hub takes seconds to start, and one that never lives gets nothing done.
 		for deadline := time.Now().Add(time.Minute); kills%2 == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-			if s, err := f.admin.Status(t.Context()); err == nil && s.Reach["connected"] == len(all) {
+			if s, err := f.admin.Status(t.Context()); err == nil && s.Reach["connected"] == len(all)+4 {
 				break
 			}
 		}
@@ -222,7 +256,12 @@ func TestKills(t *testing.T) {
 	lines := wholeAudit(t, f)
 	finals := map[string]int{}
 	issues := map[string]bool{}
+	cuts := map[string]int{} // by node and ceiling
 	for _, l := range lines {
+		if _, p, ok := strings.Cut(l.Detail, ": ceiling "); ok && l.Event == "desired state" {
+			n, _, _ := strings.Cut(p, ",")
+			cuts[l.Node+" "+n]++
+		}
 		w := strings.Fields(l.Detail)
 		if len(w) < 2 {
 			continue
@@ -234,16 +273,22 @@ func TestKills(t *testing.T) {
 			issues[w[1]] = true
 		}
 	}
-	total := 0
+	total, ceilings := 0, 0
 	for _, o := range all {
 		total += o.issued
+		ceilings += len(o.cuts)
+		for _, n := range o.cuts {
+			if k := cuts[fmt.Sprint(o.id, " ", n)]; k != 1 {
+				t.Errorf("%s: the acknowledged ceiling %d is audited %d times", o.name, n, k)
+			}
+		}
 		for _, id := range o.acked {
 			if !issues[id] || finals[id] != 1 {
 				t.Errorf("%s: acknowledged command %s: issue audited %v, final outcomes audited %d times", o.name, id, issues[id], finals[id])
 			}
 		}
 	}
-	t.Logf("%d kills in %v, %d commands, %d audit lines", kills, d, total, len(lines))
+	t.Logf("%d kills in %v, %d commands, %d ceilings, %d audit lines", kills, d, total, ceilings, len(lines))
 	if total == 0 || !slices.ContainsFunc(all, func(o *operator) bool { return len(o.acked) > 0 }) {
 		t.Error("no command was issued")
 	}

@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -21,7 +20,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -54,6 +52,7 @@ func TestMain(m *testing.M) {
 	case "hub":
 		env := applets.FromOS()
 		env.Args = []string{"vk-hub", "--config", arg, "serve"}
+		env.Now = shifted(filepath.Dir(arg))
 		os.Exit(hubcmd.Main(context.Background(), env))
 	case "node":
 		if err := runNode(arg); err != nil {
@@ -121,7 +120,7 @@ func runNode(dir string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	b := &bare{change: make(chan struct{}, 1), job: filepath.Join(dir, "job")}
-	n, err := node.Open(ctx, node.Config{StateDir: dir, Host: b, Runner: b, VK: "test", Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+	n, err := node.Open(ctx, node.Config{StateDir: dir, Host: b, Runner: b, VK: "test", Now: shifted(dir), Log: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	if err != nil {
 		return err
 	}
@@ -129,11 +128,32 @@ func runNode(dir string) error {
 	return n.Run(ctx)
 }
 
+// clockFile in a directory is how far the wall clock of what runs there is off;
+// it may change at any time.
+const clockFile = "clock"
+
+// shifted is that clock.
+func shifted(dir string) func() time.Time {
+	return func() time.Time {
+		b, err := os.ReadFile(filepath.Join(dir, clockFile))
+		if err != nil {
+			return time.Now()
+		}
+		d, err := time.ParseDuration(string(b))
+		if err != nil {
+			panic(err)
+		}
+		return time.Now().Add(d).Round(0) // a wall clock: no monotonic reading
+	}
+}
+
 // process is one that is started again after it was killed.
 type process struct {
 	t    *testing.T
 	role string
 	log  string
+	// ns is the file of the network namespace that it runs in; "" = this one.
+	ns string
 	// command makes what is run instead of this binary in its role.
 	command func() *exec.Cmd
 
@@ -164,6 +184,17 @@ func (p *process) start() {
 	cmd.Env = append(os.Environ(), role+"="+p.role)
 	if p.command != nil {
 		cmd = p.command()
+	}
+	if p.ns != "" {
+		exe, env := cmd.Path, cmd.Env
+		if exe == "/proc/self/exe" {
+			if exe, err = os.Executable(); err != nil {
+				p.t.Error(err)
+				return
+			}
+		}
+		cmd = exec.Command("nsenter", append([]string{"--net=" + p.ns, exe}, cmd.Args[1:]...)...)
+		cmd.Env = env
 	}
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -200,13 +231,20 @@ type fleet struct {
 	dir   string
 	conf  string
 	addr  string
+	ca    []byte // of the hub's certificate; nil = it has none
 	hub   *process
 	admin *hubadmin.Client
 }
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return newFleetAt(t, "127.0.0.1", false)
+}
+
+// newFleetAt has its hub listen at an address, with TLS or without.
+func newFleetAt(t *testing.T, ip string, secure bool) *fleet {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(ip, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -215,6 +253,11 @@ func newFleet(t *testing.T) *fleet {
 	f.conf = filepath.Join(f.dir, "hub.toml")
 	data := filepath.Join(f.dir, "hub")
 	text := fmt.Sprintf("addr = %q\ndata_dir = %q\nheartbeat_secs = 1\n", f.addr, data)
+	if secure {
+		cert, key := filepath.Join(f.dir, "cert.pem"), filepath.Join(f.dir, "key.pem")
+		f.ca = certify(t, ip, cert, key)
+		text += fmt.Sprintf("tls_cert = %q\ntls_key = %q\n", cert, key)
+	}
 	if err := os.WriteFile(f.conf, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -275,20 +318,36 @@ func (f *fleet) must(args ...string) string {
 // starts it.
 func (f *fleet) join(name, via string) (*process, string) {
 	f.t.Helper()
-	dir := filepath.Join(f.dir, name)
+	dir, id := f.enroll(name, via)
+	return f.run(name, dir), id
+}
+
+// url is a hub's or a proxy's.
+func (f *fleet) url(via string) string {
+	if f.ca != nil {
+		return "https://" + via
+	}
+	return "http://" + via
+}
+
+func (f *fleet) enroll(name, via string) (dir, id string) {
+	f.t.Helper()
+	dir = filepath.Join(f.dir, name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		f.t.Fatal(err)
 	}
 	token := strings.TrimSpace(f.must("token", "create"))
-	j, err := node.Join(f.t.Context(), node.JoinOptions{StateDir: dir, Hub: "http://" + via, Token: token, Hostname: name, VK: "test"})
+	j, err := node.Join(f.t.Context(), node.JoinOptions{StateDir: dir, Hub: f.url(via), CA: f.ca, Token: token, Hostname: name, VK: "test", Now: shifted(dir)})
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	return f.run(name, dir), j.Node
+	return dir, j.Node
 }
 
-func (f *fleet) run(name, dir string) *process {
-	p := &process{t: f.t, role: "node " + dir, log: filepath.Join(f.dir, name+".log")}
+func (f *fleet) run(name, dir string) *process { return f.runIn(name, dir, "") }
+
+func (f *fleet) runIn(name, dir, ns string) *process {
+	p := &process{t: f.t, role: "node " + dir, log: filepath.Join(f.dir, name+".log"), ns: ns}
 	p.start()
 	f.t.Cleanup(func() {
 		p.kill(syscall.SIGKILL)
@@ -321,86 +380,4 @@ func persisted(dir string) (st node.State, err error) {
 		return st, err
 	}
 	return st, json.Unmarshal(b, &st)
-}
-
-// proxy passes connections on until it is cut, each piece after delay.
-type proxy struct {
-	l     net.Listener
-	to    string
-	delay atomic.Int64 // nanoseconds
-
-	mu   sync.Mutex
-	cut  bool
-	open map[net.Conn]bool
-}
-
-func newProxy(t *testing.T, to string) *proxy {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &proxy{l: l, to: to, open: map[net.Conn]bool{}}
-	t.Cleanup(func() { l.Close(); p.set(true) })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go p.pass(c)
-		}
-	}()
-	return p
-}
-
-func (p *proxy) addr() string { return p.l.Addr().String() }
-
-func (p *proxy) keep(c net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.cut {
-		return false
-	}
-	p.open[c] = true
-	return true
-}
-
-func (p *proxy) pass(c net.Conn) {
-	defer c.Close()
-	far, err := net.Dial("tcp", p.to)
-	if err != nil {
-		return
-	}
-	defer far.Close()
-	if !p.keep(c) || !p.keep(far) {
-		return
-	}
-	done := make(chan struct{}, 2)
-	for _, d := range [][2]net.Conn{{c, far}, {far, c}} {
-		go func() { _ = p.copy(d[0], d[1]); done <- struct{}{} }()
-	}
-	<-done
-}
-
-func (p *proxy) copy(to, from net.Conn) error {
-	b := make([]byte, 32<<10)
-	for {
-		n, err := from.Read(b)
-		time.Sleep(time.Duration(p.delay.Load()))
-		if _, werr := to.Write(b[:n]); err != nil || werr != nil {
-			return errors.Join(err, werr)
-		}
-	}
-}
-
-// set cuts the connections and refuses new ones, or lets them pass again.
-func (p *proxy) set(cut bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.cut = cut
-	for c := range p.open {
-		c.Close()
-		delete(p.open, c)
-	}
 }

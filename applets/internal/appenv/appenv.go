@@ -6,6 +6,7 @@ package appenv
 import (
 	"io"
 	"os"
+	"time"
 )
 
 // Env is what an applet may know of its process.
@@ -25,6 +26,8 @@ type Env struct {
 	Exe string
 	// Dir is the working directory.
 	Dir func() (string, error)
+	// Now is the wall clock; nil = time.Now.
+	Now func() time.Time
 }
 
 // OS is the Env of this process.
@@ -32,6 +35,6 @@ func OS() Env {
 	return Env{
 		Args: os.Args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
 		Getenv: os.Getenv, LookupEnv: os.LookupEnv, Environ: os.Environ,
-		Exe: "/proc/self/exe", Dir: os.Getwd,
+		Exe: "/proc/self/exe", Dir: os.Getwd, Now: time.Now,
 	}
 }

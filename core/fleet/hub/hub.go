@@ -29,6 +29,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -58,8 +59,9 @@ type Hub struct {
 
 	snap    atomic.Pointer[Snapshot]
 	queue   chan *change
-	stopped chan struct{} // closed when Run has ended
-	audits  uint64        // Seq of the newest line; of Run
+	stopped chan struct{}    // closed when Run has ended
+	audits  uint64           // Seq of the newest line; of Run
+	issued  map[string]int64 // Loaded.LastIssued; of Run
 
 	sessMu   sync.Mutex
 	sessions map[string]*Session
@@ -150,7 +152,7 @@ func New(ctx context.Context, store Store, o Options) (*Hub, error) {
 		return nil, fmt.Errorf("reading the hub's database: %w", err)
 	}
 	h := &Hub{o: o, store: store, id: l.Hub, log: o.Log.With(logx.Comp, "hub"), queue: make(chan *change, 1024),
-		stopped: make(chan struct{}), audits: l.LastAudit, sessions: map[string]*Session{}, dirty: map[string]*pending{}, feed: newFeed()}
+		stopped: make(chan struct{}), audits: l.LastAudit, issued: maps.Clone(l.LastIssued), sessions: map[string]*Session{}, dirty: map[string]*pending{}, feed: newFeed()}
 	s := &Snapshot{Nodes: map[string]*Node{}, Tokens: map[string]Token{}, revoked: map[string]Revoked{}, byKey: map[string]string{}}
 	for _, r := range l.Records {
 		s.Nodes[r.ID] = &Node{Record: r, Live: &Live{}}
@@ -187,6 +189,9 @@ func New(ctx context.Context, store Store, o Options) (*Hub, error) {
 
 // ID is the database's.
 func (h *Hub) ID() string { return h.id }
+
+// Now is the hub's wall clock (Options.Now).
+func (h *Hub) Now() time.Time { return h.o.Now() }
 
 // Snapshot is the fleet as it is stored.
 func (h *Hub) Snapshot() *Snapshot { return h.snap.Load() }

@@ -511,7 +511,9 @@ func (s *Session) steer(ctx context.Context) error {
 		if s.sent[c.ID] || c.Outcome == "" && c.Expires <= now || c.Op.Since() > s.version {
 			continue
 		}
-		if err := s.send(ctx, &c.Command); err != nil {
+		m := c.Command
+		m.Sent = now
+		if err := s.send(ctx, &m); err != nil {
 			return err
 		}
 		s.sent[c.ID] = true

@@ -96,15 +96,18 @@ func TestClockMoves(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		i := hubtest.Enroll(t, b.Hub, "ci-1")
 		c, ended := b.connect(i, ready(nil))
+		last := int64(0)
 		issue := func(op wire.Op) *hub.Command {
 			t.Helper()
 			cmd, err := b.Issue(t.Context(), "uid 0", i.ID, op)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if m := next[*wire.Command](b, c); m.ID != cmd.ID || m.Expires-m.Issued != 24*3600 {
-				t.Errorf("%s was sent as %+v", op, m)
+			m := next[*wire.Command](b, c)
+			if m.ID != cmd.ID || m.Sent != b.Now().Unix() || m.Expires-m.Sent != 24*3600 || m.Issued <= last || b.Now().Unix() > last && m.Issued != b.Now().Unix() {
+				t.Errorf("%s was sent as %+v, after one that was issued at %d; the clock is at %d", op, m, last, b.Now().Unix())
 			}
+			last = m.Issued
 			return cmd
 		}
 		ack := func(cmd *hub.Command, o wire.Outcome) {

@@ -100,7 +100,7 @@ func (h *Hub) Issue(ctx context.Context, actor, name string, op wire.Op) (c *Com
 		if len(n.Open) >= MaxOpen {
 			return fault.Newf(fault.Busy, "node %s has %d commands that it has not finished", n.ID, len(n.Open)).Hint("vk-hub nodes show %s lists them", n.ID[:8])
 		}
-		c = &Command{Node: n.ID, Actor: actor, Command: wire.Command{ID: wire.NewID(), Op: op, Issued: t.unix(), Expires: t.now.Add(wire.CommandValid).Unix()}}
+		c = &Command{Node: n.ID, Actor: actor, Command: wire.Command{ID: wire.NewID(), Op: op, Issued: t.issued(n.ID), Expires: t.now.Add(wire.CommandValid).Unix()}}
 		t.command(c)
 		t.open(n, append(slices.Clip(slices.Clone(n.Open)), c))
 		t.audit(n.ID, actor, "command issued", fmt.Sprintf("%s %s", op, c.ID))
@@ -108,6 +108,20 @@ func (h *Hub) Issue(ctx context.Context, actor, name string, op wire.Op) (c *Com
 		return nil
 	})
 	return c, err
+}
+
+// issued is the time of issue of a node's next command. A node whose journal has
+// dropped an entry takes none that is as old (node.State), so that nothing
+// completed is done again: a command issued after the clock was set back is dated
+// behind the one before it, or the node would refuse it until the clock has
+// caught up. Its expiry is by the clock alone.
+func (t *tx) issued(node string) int64 {
+	at := t.unix()
+	if last := t.h.issued[node]; at < last {
+		at = last + 1
+	}
+	t.h.issued[node] = at
+	return at
 }
 
 var poolName = lazyre.New(`^[a-z0-9]([a-z0-9._-]{0,62})$`)

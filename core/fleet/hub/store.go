@@ -60,6 +60,9 @@ type Loaded struct {
 	Heartbeats []Heartbeat
 	Tokens     []Token
 	Commands   []*Command // without a final outcome
+	// LastIssued is when a node's newest command was issued, by the command
+	// itself; Unix seconds, by node.
+	LastIssued map[string]int64
 	Revoked    []Revoked
 	LastAudit  uint64 // Seq of the newest audit line, 0 = none
 

@@ -157,6 +157,7 @@ func (h *Hub) Remove(ctx context.Context, actor, name string) (id string, err er
 		rv := Revoked{Node: n.ID, Key: n.Key, At: t.unix()}
 		t.s.revoked[n.ID] = rv
 		t.b.Removed = append(t.b.Removed, n.ID)
+		delete(t.h.issued, n.ID)
 		// A record put by a change before in this batch must not bring it back.
 		keep := t.b.Records[:0:0]
 		for _, r := range t.b.Records {

@@ -31,6 +31,25 @@ func TestHubsClock(t *testing.T) {
 			if a := nodetest.Find(l, func(a *wire.Ack) bool { return a.Command == c.ID }); a.Outcome != wire.Expired {
 				t.Errorf("%s: a command that is past its expiry is %s", name, a.Outcome)
 			}
+			// The hub's clock is set in the session: each command says what it is.
+			for _, set := range []time.Duration{-50 * time.Hour, 100 * time.Hour} {
+				now := hub + int64(set/time.Second)
+				c = &wire.Command{ID: wire.NewID(), Op: wire.OpUndrain, Issued: now, Expires: now + 10, Sent: now}
+				l.Say(c)
+				if a := nodetest.Find(l, func(a *wire.Ack) bool { return a.Command == c.ID }); a.Outcome != wire.Done {
+					t.Errorf("%s: a fresh command of a hub whose clock was set by %v is %s: %s", name, set, a.Outcome, a.Message)
+				}
+				c = &wire.Command{ID: wire.NewID(), Op: wire.OpQuarantine, Issued: now - 100, Expires: now - 10, Sent: now}
+				l.Say(c)
+				if a := nodetest.Find(l, func(a *wire.Ack) bool { return a.Command == c.ID }); a.Outcome != wire.Expired {
+					t.Errorf("%s: a command past its expiry of a hub whose clock was set by %v is %s", name, set, a.Outcome)
+				}
+			}
+			for _, e := range r.node.Store().State().Journal {
+				if e.Sent != 0 {
+					t.Errorf("%s: the journal keeps a delivery's time: %+v", name, e)
+				}
+			}
 			r.end()
 		})
 	}

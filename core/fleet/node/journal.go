@@ -40,6 +40,7 @@ func (s *Store) Receive(c *wire.Command, hubNow int64) (*wire.Ack, error) {
 			return false
 		}
 		e := Entry{Command: *c}
+		e.Sent = 0 // of one delivery
 		switch {
 		case st.isOld(c):
 			e.Outcome, e.Message = wire.Expired, "older than what this node's journal still holds"

@@ -143,10 +143,16 @@ func (s *session) open(ctx context.Context) error {
 	}
 	s.every = wire.Clamp(welcome.HeartbeatSecs)
 	s.hubNow = func() int64 { return n.Now().Unix() }
-	if begin := time.Now(); welcome.Time > 0 {
-		s.hubNow = func() int64 { return welcome.Time + int64(time.Since(begin)/time.Second) }
-	}
+	s.setHubClock(welcome.Time)
 	return nil
+}
+
+// setHubClock takes what the hub says the time is now; 0 = it does not say. It
+// goes on from there by this host's monotonic clock.
+func (s *session) setHubClock(at int64) {
+	if begin := time.Now(); at > 0 {
+		s.hubNow = func() int64 { return at + int64(time.Since(begin)/time.Second) }
+	}
 }
 
 // ended is the error of a message by which the hub ends it.
@@ -490,6 +496,7 @@ func (s *session) handle(ctx context.Context, m wire.Message) error {
 			n.Log.Warn("desired state ignored: it conflicts with what this node has applied", logx.Err, c)
 		}
 	case *wire.Command:
+		s.setHubClock(m.Sent) // it may have been set since the session began
 		ack, err := n.store.Receive(m, s.hubNow())
 		if err != nil {
 			return err // unanswered: it comes again in the next session

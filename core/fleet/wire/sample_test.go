@@ -69,7 +69,7 @@ func samples() map[string]wire.Message {
 			},
 		},
 		"desired":         &wire.Desired{Generation: 3, ID: h("4", wire.IDLen), Policy: policy},
-		"command":         &wire.Command{ID: commandID, Op: wire.OpDrain, Issued: 1780000000, Expires: 1780086400},
+		"command":         &wire.Command{ID: commandID, Op: wire.OpDrain, Issued: 1780000000, Expires: 1780086400, Sent: 1780000001},
 		"command+update":  &wire.Command{ID: commandID, Op: wire.OpUpdate, Issued: 1780000000, Expires: 1780086400, Update: &wire.UpdateSpec{SHA256: digest, Size: 1 << 20, Version: "0.2.0", Signature: base64.StdEncoding.EncodeToString(make([]byte, wire.SignatureLen)), Force: true, WithinSecs: 1800}},
 		"command+reset":   &wire.Command{ID: commandID, Op: wire.OpReset, Issued: 1780000000, Expires: 1780086400, Reset: &wire.ResetSpec{KeepImages: true}},
 		"command+tools":   &wire.Command{ID: commandID, Op: wire.OpTools, Issued: 1780000000, Expires: 1780086400, Tools: &wire.ToolsSpec{SHA256: digest, Size: 1 << 20}},

@@ -102,6 +102,7 @@ type Command struct {
 	Op      Op          `json:"op"`
 	Issued  int64       `json:"issued_at,omitempty"` // by the hub's clock
 	Expires int64       `json:"expires_at"`          // by the hub's clock
+	Sent    int64       `json:"sent_at,omitempty"`   // the hub's clock at this delivery
 	Update  *UpdateSpec `json:"update,omitempty"`
 	Reset   *ResetSpec  `json:"reset,omitempty"`
 	Tools   *ToolsSpec  `json:"tools,omitempty" since:"4"`
@@ -132,8 +133,8 @@ type ToolsSpec struct {
 // refuses it in its ack.
 func (m *Command) Check() error {
 	err := errors.Join(checkHex("id", m.ID, IDLen), needText("op", string(m.Op)))
-	if m.Expires <= 0 || m.Issued < 0 {
-		err = errors.Join(err, errors.New("the command has no expiry, or was issued before 1970"))
+	if m.Expires <= 0 || m.Issued < 0 || m.Sent < 0 {
+		err = errors.Join(err, errors.New("the command has no expiry, or was issued or sent before 1970"))
 	}
 	switch {
 	case m.Op == OpUpdate && m.Update == nil, m.Op == OpReset && m.Reset == nil, m.Op == OpTools && m.Tools == nil:

@@ -115,7 +115,7 @@ func Negotiate(a, b Range) (version int, ok bool) {
 
 // Revision counts the changes of the messages' fields. Each adds an entry to
 // History; the lock file fails otherwise.
-const Revision = 4
+const Revision = 5
 
 // Entry is one line of History.
 type Entry struct {
@@ -131,6 +131,7 @@ var History = []Entry{
 	{2, "2026-11-30", Range{1, 6}, "State.LastCommand: a hub that does not know it has been restored from an older backup."},
 	{3, "2026-11-30", Range{1, 6}, "Start.Layer: the hub's egress rules for a job, for nodes with the feature egress_rules; Egress and EgressNames of a start, which no hub sent, are reserved. Inventory.Egress: the node's caps. JobResult.Events."},
 	{4, "2026-12-01", Range{1, 6}, "Policy.Layer: the hub's egress rules for the jobs of a node's own gitlab-runner, for nodes with the feature egress_fallback; Policy.Egress, which no hub sent, is reserved."},
+	{5, "2026-12-01", Range{1, 6}, "Command.Sent: the hub's clock as it sends a command. Its expiry holds when that clock was set during a session."},
 }
 
 // Clamp holds the interval that a hub asks for within MinHeartbeat and

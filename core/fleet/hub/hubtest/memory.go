@@ -79,7 +79,9 @@ func (m *Memory) Load(context.Context) (*hub.Loaded, error) {
 	for _, r := range m.records {
 		l.Records = append(l.Records, clone(r))
 	}
+	l.LastIssued = map[string]int64{}
 	for _, c := range m.commands {
+		l.LastIssued[c.Node] = max(l.LastIssued[c.Node], c.Issued)
 		if c.Open() {
 			l.Commands = append(l.Commands, clone(&c))
 		}

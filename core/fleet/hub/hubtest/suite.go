@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/wire"
 )
@@ -140,6 +142,7 @@ func command(node, n int) *hub.Command {
 
 func suiteCommands(t *testing.T, s hub.Store, reopen func() hub.Store) {
 	a, b := command(1, 1), command(1, 2)
+	a.Issued = 7 // the clock went back
 	apply(t, s, hub.Batch{Commands: []*hub.Command{a, b}})
 	if l := load(t, s); len(l.Commands) != 2 || l.Commands[0].ID != a.ID || !reflect.DeepEqual(l.Commands[0], a) {
 		t.Errorf("open commands: %+v", l.Commands)
@@ -153,6 +156,8 @@ func suiteCommands(t *testing.T, s hub.Store, reopen func() hub.Store) {
 		s := get()
 		if l := load(t, s); len(l.Commands) != 1 || !reflect.DeepEqual(l.Commands[0], &taken) {
 			t.Errorf("open commands: %+v", l.Commands)
+		} else if d := cmp.Diff(map[string]int64{id(1): 7}, l.LastIssued); d != "" {
+			t.Errorf("issued last: %s", d)
 		}
 		list, err := s.Commands(t.Context(), id(1), 10)
 		if err != nil || len(list) != 2 || !reflect.DeepEqual(list[0], taken) || !reflect.DeepEqual(list[1], done) {
