@@ -240,7 +240,7 @@ func TestKills(t *testing.T) {
 		// Every other time all of them come back first: on a busy machine a
 		// hub takes seconds to start, and one that never lives gets nothing done.
 		for deadline := time.Now().Add(time.Minute); kills%2 == 0 && time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-			if s, err := f.admin.Status(t.Context()); err == nil && s.Reach["connected"] == len(all)+4 {
+			if s, err := f.admin.Status(t.Context()); err == nil && s.Reach["connected"] >= len(all) {
 				break
 			}
 		}
