@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"virtkit/core/execdrv"
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 )
@@ -336,6 +337,7 @@ func (d *driver) steps() *verdict {
 			continue
 		}
 		name := execdrv.StepPrefix + st.Name
+		failpoint.At(failpoint.StageBegun)
 		v := d.exec(ctx, name, fmt.Sprintf("Executing %q stage of the job script", name), "running", job.Script,
 			func(s *script) { stageStep(s, st, d.scriptOptions()) })
 		if v != nil {
