@@ -70,7 +70,8 @@ func backupTo(ctx context.Context, c *sql.Conn, to string) error {
 // Check looks at a database without changing it: SQLite's own checks of its
 // pages and indexes, that the schema is of a known version, that every
 // document can be read, and that audit lines number without gaps. Everything
-// found is joined. It may be in use.
+// found is joined. It may be in use. The schema and documents of an older
+// version, which Open brings up to date, are not looked at.
 func Check(ctx context.Context, path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return err
@@ -110,7 +111,8 @@ func Check(ctx context.Context, path string) error {
 	if len(found) > 0 {
 		return fmt.Errorf("%w: %s", hub.ErrBroken, strings.Join(found, "; "))
 	}
-	if err := known(ctx, c); err != nil {
+	current, err := known(ctx, c)
+	if err != nil {
 		return err
 	}
 	var lines, first, last int64
@@ -120,27 +122,31 @@ func Check(ctx context.Context, path string) error {
 	if lines > 0 && last-first+1 != lines {
 		err = fmt.Errorf("%w: audit lines %d to %d are %d", hub.ErrBroken, first, last, lines)
 	}
+	if !current {
+		return err // what this program reads may not be there yet
+	}
 	ro := &DB{path: path, read: p}
 	c.Close() // the pool has one
 	_, lerr := ro.Load(ctx)
 	return errors.Join(err, lerr)
 }
 
-// known says whether the schema is of a version that this program has.
-func known(ctx context.Context, c *sql.Conn) error {
+// known says whether the schema is of this program's version, or of an older one;
+// one of neither is an error.
+func known(ctx context.Context, c *sql.Conn) (current bool, err error) {
 	ms, err := all()
 	if err != nil {
-		return err
+		return false, err
 	}
 	var version int
 	if err := c.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-		return explain(err)
+		return false, explain(err)
 	}
 	switch {
 	case version == len(ms):
-		return verify(ctx, c)
+		return true, verify(ctx, c)
 	case version > len(ms):
-		return fault.Newf(fault.Usage, "its schema is version %d, this vk-hub knows %d", version, len(ms))
+		return false, fault.Newf(fault.Usage, "its schema is version %d, this vk-hub knows %d", version, len(ms))
 	}
-	return nil // an older one, which Open brings up to date
+	return false, nil
 }

@@ -48,3 +48,44 @@ func (d *DB) Exec(ctx context.Context, text string) error {
 	_, err := d.conn.ExecContext(ctx, text)
 	return err
 }
+
+// Versions is how many migrations there are.
+func Versions() int {
+	ms, err := all()
+	if err != nil {
+		panic(err)
+	}
+	return len(ms)
+}
+
+// MakeAt makes a database as a vk-hub of an older version did.
+func MakeAt(ctx context.Context, path string, version int) error {
+	db := pool(path, "_txlock=immediate&_pragma=journal_mode(WAL)")
+	defer db.Close()
+	c, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ms, err := all()
+	if err != nil {
+		return err
+	}
+	for _, m := range ms[:version] {
+		if err := step(ctx, c, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// MadeBy is a table that a migration makes.
+func MadeBy(version int) string {
+	ms, err := all()
+	if err != nil {
+		panic(err)
+	}
+	_, text, _ := strings.Cut(ms[version-1].text, "CREATE TABLE ")
+	name, _, _ := strings.Cut(text, " ")
+	return name
+}

@@ -15,7 +15,8 @@
 //
 // Schema: numbered files in migrations/, each applied in a transaction of its
 // own that also sets user_version. Before the first one that an existing
-// database needs, the file is copied to FILE.before-vN. schema.sql is what the
+// database needs, the file is copied to FILE.before-vN, or FILE.before-vN.2 and so
+// on when that is there. schema.sql is what the
 // sum of them must give, and Open refuses a database that lacks a table,
 // column or index of it, or has another one; tables that it does not know are
 // let be. Migrations are only ever added.
@@ -34,6 +35,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"modernc.org/sqlite"
@@ -167,8 +169,11 @@ func explain(err error) error {
 	if err == nil {
 		return nil
 	}
-	if errors.Is(err, fs.ErrPermission) {
+	switch {
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		return fmt.Errorf("%w: %w", hub.ErrReadOnly, err)
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return fmt.Errorf("%w: %w", hub.ErrFull, err)
 	}
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
@@ -236,8 +241,11 @@ func migrate(ctx context.Context, c *sql.Conn, path string, fresh bool) error {
 		return verify(ctx, c)
 	}
 	if version > 0 {
-		to := fmt.Sprintf("%s.before-v%d", path, len(ms))
-		if err := backupTo(ctx, c, to); err != nil {
+		to, err := unused(fmt.Sprintf("%s.before-v%d", path, len(ms)))
+		if err == nil {
+			err = backupTo(ctx, c, to)
+		}
+		if err != nil {
 			return fmt.Errorf("making a backup before migrating: %w", err)
 		}
 	}
@@ -247,6 +255,18 @@ func migrate(ctx context.Context, c *sql.Conn, path string, fresh bool) error {
 		}
 	}
 	return verify(ctx, c)
+}
+
+// unused is name, or name.2 and so on: a migration that failed has left a copy,
+// and so has one of before a restore, which is not this database's.
+func unused(name string) (string, error) {
+	for n, to := 2, name; ; n, to = n+1, fmt.Sprintf("%s.%d", name, n) {
+		if _, err := os.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			return to, nil
+		} else if err != nil {
+			return "", err
+		}
+	}
 }
 
 func empty(ctx context.Context, c *sql.Conn) bool {
