@@ -73,3 +73,62 @@ func FuzzSession(f *testing.F) {
 		}
 	})
 }
+
+// FuzzHandshake has somebody without a key say anything, a message a line: there
+// is no session, and the hub goes on.
+func FuzzHandshake(f *testing.F) {
+	id := wire.NewID()
+	for _, m := range []wire.Message{
+		&wire.Hello{Node: id, Incarnation: wire.NewID(), Versions: wire.Spoken, VK: "test"}, &wire.Auth{Signature: wire.NewHex(64)}, &wire.Heartbeat{},
+	} {
+		b, err := wire.Encode(0, m)
+		if err != nil {
+			continue // not of a handshake
+		}
+		f.Add(append(append(b, '\n'), `{"type":"auth","signature":"`+wire.NewHex(64)+`"}`...))
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	f.Cleanup(func() { cancel(); <-done })
+	i, err := hubtest.Join(ctx, h, "ci-1")
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		near, far := hubtest.Pipe()
+		ended := make(chan struct{})
+		go func() { defer close(ended); h.Serve(ctx, far, hub.Peer{Channel: wire.Plaintext, Remote: "pipe"}) }()
+		read := make(chan struct{})
+		go func() {
+			defer close(read)
+			for {
+				b, err := near.Read(ctx)
+				if err != nil {
+					return
+				}
+				if bytes.Contains(b, []byte(`"welcome"`)) {
+					t.Errorf("it is welcome: %s", b)
+				}
+			}
+		}()
+		// A node's own id, which is no secret.
+		for line := range bytes.SplitSeq(bytes.ReplaceAll(data, []byte(id), []byte(i.ID)), []byte("\n")) {
+			if near.Write(ctx, line) != nil {
+				break
+			}
+		}
+		near.CloseNow()
+		<-ended
+		<-read
+		if n := h.Snapshot().Nodes[i.ID]; n == nil || n.Reach() != hub.Never {
+			t.Errorf("the node is %+v", n)
+		}
+	})
+}

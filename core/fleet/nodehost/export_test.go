@@ -25,3 +25,13 @@ func Points(r Root) (out []string) {
 
 // Words splits a command of a unit.
 func Words(s string) []string { return words(s) }
+
+// ReadPID says whether the runner that a state directory records lives.
+func ReadPID(stateDir string) (alive bool, err error) {
+	p, err := readPID(stateDir)
+	if err != nil {
+		return false, err
+	}
+	boot, err := bootID()
+	return err == nil && p.alive(boot), err
+}

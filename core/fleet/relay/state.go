@@ -94,6 +94,12 @@ func readState(path string) (*stateFile, error) {
 		return nil, fault.Newf(fault.System, "%s has version %d, this vk-gitlab knows version %d", path, f.Version, stateVersion).
 			Hint("a newer vk-gitlab wrote it: use that one")
 	}
+	for i, r := range f.Jobs {
+		if r == nil || r.ID <= 0 {
+			return nil, fault.Newf(fault.System, "%s: entry %d of jobs is no job: it has no job_id", path, i+1).
+				Hint("take the entry out, or move the file away to go on without its jobs: GitLab ends them by its own timeout")
+		}
+	}
 	return &f, nil
 }
 
