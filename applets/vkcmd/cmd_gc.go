@@ -38,7 +38,14 @@ type gcReport struct {
 	Checkouts     []string `json:"checkouts"`      // host checkouts, as slot/project
 	Mirrors       []string `json:"mirrors"`        // of repositories
 	CheckoutBytes int64    `json:"checkout_bytes"` // of both
+	Builds        []string `json:"builds"`         // entries of the local build cache
+	BuildBytes    int64    `json:"build_bytes"`
 	Problems      []string `json:"problems"`
+}
+
+func newGCReport(o gcOptions) gcReport {
+	return gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Net: []string{}, Left: []string{}, Problems: []string{},
+		Checkouts: []string{}, Mirrors: []string{}, Builds: []string{}}
 }
 
 func newGC(a *app) *cli.Command {
@@ -47,9 +54,11 @@ func newGC(a *app) *cli.Command {
 		Name:  "gc",
 		Usage: "remove what is no longer used",
 		Description: "Removes the leavings of guests whose supervisor is gone, images that nothing has\n" +
-			"used for a while, layers that no image needs, and host checkouts and mirrors of\n" +
-			"repositories that no job has used for long. What is in use stays, and so does what\n" +
-			"is not this user's: mount points, symlinks, other users' files.",
+			"used for a while, layers that no image needs, host checkouts and mirrors of\n" +
+			"repositories that no job has used for long, and what is too old or too much in the\n" +
+			"local build cache ([gc]). What is in use stays, and so does what is not this\n" +
+			"user's: mount points, symlinks, other users' files. A state directory that is not\n" +
+			"there is not made.",
 		Flags: []cli.Flag{
 			cliutil.Int(&o.idle, "idle-secs", "N", "remove images unused for so long", 0, 1<<31-1).Default("[images] idle_secs"),
 			cliutil.Bool(&o.dryRun, "dry-run", "say what would be removed and remove nothing"),
@@ -60,15 +69,22 @@ func newGC(a *app) *cli.Command {
 }
 
 func (a *app) gc(ctx context.Context, o gcOptions) error {
+	if dir, there, err := wire.StateDirThere(a.env, a.overrides()); err != nil {
+		return err
+	} else if !there {
+		a.warn("there is no %s, so there is nothing to remove", dir)
+		return a.printGC(newGCReport(o), o)
+	}
 	h, err := a.host()
 	if err != nil {
 		return err
 	}
+	h.LookOnly = o.dryRun
 	idle := h.Conf.ImageIdle()
 	if o.idle >= 0 {
 		idle = time.Duration(o.idle) * time.Second
 	}
-	r := gcReport{DryRun: o.dryRun, Guests: []string{}, Killed: []int{}, Net: []string{}, Left: []string{}, Problems: []string{}}
+	r := newGCReport(o)
 	problem := func(err error) {
 		if err != nil {
 			r.Problems = append(r.Problems, err.Error())
@@ -97,6 +113,12 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 	r.Boot += states
 	problem(err)
 	problem(a.gcCheckouts(ctx, h, o, &r))
+	builds, err := h.CollectBuilds(ctx, o.dryRun)
+	problem(err)
+	r.Builds, r.BuildBytes = append(r.Builds, builds.Entries...), builds.Bytes
+	for _, k := range builds.Kept {
+		a.warn("left: %s", k)
+	}
 	if err := a.printGC(r, o); err != nil {
 		return err
 	}
@@ -112,7 +134,6 @@ func (a *app) gc(ctx context.Context, o gcOptions) error {
 
 // gcCheckouts removes host checkouts and mirrors that no job has used for long.
 func (a *app) gcCheckouts(ctx context.Context, h *wire.Host, o gcOptions, r *gcReport) error {
-	r.Checkouts, r.Mirrors = []string{}, []string{}
 	if !checkout.Exists(h.CheckoutRoot()) {
 		return nil
 	}
@@ -168,7 +189,10 @@ func writeGC(w io.Writer, r gcReport) error {
 	for _, m := range r.Mirrors {
 		fmt.Fprintf(w, "%s mirror %s\n", verb, m)
 	}
+	for _, b := range r.Builds {
+		fmt.Fprintf(w, "%s build cache entry %.12s\n", verb, b)
+	}
 	_, err := fmt.Fprintf(w, "%s %d guests, %d images, %d layers: %s; %d images are in use\n", verb,
-		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot+r.CheckoutBytes)), r.Images.Held)
+		len(r.Guests), len(r.Images.Images), r.Images.Blobs, units.BytesSize(float64(r.Images.Bytes+r.Boot+r.CheckoutBytes+r.BuildBytes)), r.Images.Held)
 	return err
 }

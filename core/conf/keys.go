@@ -211,9 +211,9 @@ var table = []row{
 	{name: "build.cache_registry", kind: kString, at: func(c *Config) any { return &c.Build.CacheRegistry }, example: `"registry.example.com/cache"`, check: checkRepo,
 		doc: "Registry that shares built layers among hosts."},
 
-	{name: "gc.build_cache_retention_days", kind: kInt, at: func(c *Config) any { return &c.GC.BuildCacheRetentionDays }, def: "14", max: 36500,
-		doc: "Entries of the local build cache unused for so long are removed; 0 = whatever their age they stay."},
-	{name: "gc.build_cache_max", kind: kAmount, at: func(c *Config) any { return &c.GC.BuildCacheMax }, example: `"none"`, words: []string{"none"},
+	{name: "gc.build_cache_retention_days", kind: kInt, at: func(c *Config) any { return &c.GC.BuildCacheRetentionDays }, def: "14", max: 36500, acted: true,
+		doc: "Entries of the local build cache unused for so long are removed by `vk gc`; 0 = whatever their age they stay."},
+	{name: "gc.build_cache_max", kind: kAmount, at: func(c *Config) any { return &c.GC.BuildCacheMax }, example: `"none"`, words: []string{"none"}, acted: true,
 		doc: "The most the local build cache may hold, as a size or a share of its filesystem. Not set: 10 %, at most 50 GiB."},
 
 	{name: "numa.mode", kind: kEnum, at: func(c *Config) any { return &c.NUMA.Mode }, def: `"auto"`, words: []string{"auto", "off", "interleave"}, acted: true,

@@ -165,13 +165,7 @@ func resolveStateDir(c *Config, getenv func(string) string, home, system string)
 		return "", "", fault.New(fault.System, "using the state directory").Because(first).
 			Hint("name another directory in VIRTKIT_STATE_DIR or state_dir")
 	}
-	base := getenv("XDG_STATE_HOME")
-	if !filepath.IsAbs(base) { // the XDG specification has relative ones ignored
-		base = ""
-		if home != "" {
-			base = filepath.Join(home, ".local/state")
-		}
-	}
+	base := userState(getenv, home)
 	second := errors.New("neither HOME nor XDG_STATE_HOME is set")
 	if base != "" {
 		dir := filepath.Join(base, "virtkit")
@@ -181,6 +175,46 @@ func resolveStateDir(c *Config, getenv func(string) string, home, system string)
 	}
 	return "", "", fault.New(fault.System, "finding a state directory").Because(errors.Join(first, second)).
 		Hint("name a writable directory in VIRTKIT_STATE_DIR")
+}
+
+// StateDirThere returns the directory that ResolveStateDir would use, and whether
+// it is there already. It makes nothing: for who has nothing to do without one.
+func StateDirThere(c *Config, getenv func(string) string, home string) (dir string, there bool) {
+	return stateDirThere(c, getenv, home, systemState)
+}
+
+func stateDirThere(c *Config, getenv func(string) string, home, system string) (string, bool) {
+	is := func(dir string) bool {
+		_, err := os.Stat(dir)
+		return !errors.Is(err, fs.ErrNotExist)
+	}
+	if c.StateDir != "" {
+		return c.StateDir, is(c.StateDir)
+	}
+	at := system
+	if !is(system) {
+		at = filepath.Dir(system) // in which it would be made
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, at, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err == nil {
+		return system, is(system)
+	}
+	if base := userState(getenv, home); base != "" {
+		dir := filepath.Join(base, "virtkit")
+		return dir, is(dir)
+	}
+	return system, is(system)
+}
+
+// userState is what the XDG specification calls the user's state directory; ""
+// where nobody says.
+func userState(getenv func(string) string, home string) string {
+	if base := getenv("XDG_STATE_HOME"); filepath.IsAbs(base) { // it has relative ones ignored
+		return base
+	}
+	if home == "" {
+		return ""
+	}
+	return filepath.Join(home, ".local/state")
 }
 
 // writableDir makes dir if need be and asks whether this process may make

@@ -63,6 +63,9 @@ func Open(dir string, o Options) (*Store, error) {
 				Hint("set state_dir to a directory that can be written").Because(noSpace(abs, err))
 		}
 	}
+	if o.NoSweep {
+		return s, nil
+	}
 	if _, err := s.sweep(false); err != nil {
 		s.o.Log.Warn("sweeping the staging directory", logx.Path, abs, logx.Err, err)
 	}

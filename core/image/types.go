@@ -34,6 +34,7 @@ type Options struct {
 	// waited for in all, however often and long it asks to be: a job that waits
 	// for its image holds its place. Any other answer begins anew. 0 = 5 min.
 	Patience time.Duration
+	NoSweep  bool  // Open leaves what crashed processes left
 	MaxBytes int64 // largest unpacked image; 0 = 128 GiB
 	Getenv   func(string) string
 }

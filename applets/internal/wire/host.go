@@ -41,6 +41,9 @@ type Host struct {
 	Egress   *ledger.Egress
 	History  *ledger.History
 	Log      *slog.Logger
+	// LookOnly leaves what crashed processes left in the store of images. It is
+	// set before the first call of Store.
+	LookOnly bool
 
 	store func() (*image.Store, error)
 }
@@ -108,6 +111,16 @@ func Open(env appenv.Env, o Overrides) (*Host, error) {
 	return h, nil
 }
 
+// StateDirThere is conf.StateDirThere of this host's configuration.
+func StateDirThere(env appenv.Env, o Overrides) (dir string, there bool, err error) {
+	c, err := LoadConf(env, o)
+	if err != nil {
+		return "", false, err
+	}
+	dir, there = conf.StateDirThere(c, o.Getenv(env), Home(env))
+	return dir, there, nil
+}
+
 // Store is the host's store of images, opened at the first call.
 func (h *Host) Store() (*image.Store, error) { return h.store() }
 
@@ -118,6 +131,7 @@ func (h *Host) openStore() (*image.Store, error) {
 		RegistryRepo: h.Conf.Registry.Repo,
 		DockerRepo:   h.Conf.Docker.Repo,
 		Getenv:       h.Env.Getenv,
+		NoSweep:      h.LookOnly,
 	})
 }
 
