@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"virtkit/applets/internal/wire"
+	"virtkit/core/admit"
 	"virtkit/core/conf"
 	"virtkit/core/image"
 	"virtkit/core/numa"
@@ -30,10 +31,11 @@ func (a *app) gitlabFindings(ctx context.Context) []finding {
 	if err != nil {
 		return nil // findings has told
 	}
+	accel := a.accelOf(ctx, h)
 	out := []finding{
 		checkTools(h.Conf, systemdPath),
-		checkNested(h.Conf.Executor.VM.Nested, a.accelOf(ctx, h), "/sys"),
-		checkBudget(h),
+		checkNested(h.Conf.Executor.VM.Nested, accel, "/sys"),
+		checkBudget(h, accel, admit.MemInfo),
 		checkJobsRoom(h.Conf, h.Jobs.Dir()),
 		checkNUMA(h.Conf.NUMA.Mode, numa.Sysfs),
 	}
@@ -159,7 +161,7 @@ func checkNested(wanted bool, accel, sys string) finding {
 	return finding{name, checkWarn, "every job may run guests of its own, emulated ones within emulated ones", "give this host /dev/kvm"}
 }
 
-func checkBudget(h *wire.Host) finding {
+func checkBudget(h *wire.Host, accel, meminfo string) finding {
 	const name = "budget"
 	mib, err := h.Budget()
 	if err != nil {
@@ -171,8 +173,25 @@ func checkBudget(h *wire.Host) finding {
 	case mem>>20 > mib:
 		return finding{name, checkFail, fmt.Sprintf("[executor.vm] mem is %s, over the whole budget of %d MiB: every job that does not ask for less fails", conf.FormatSize(mem), mib), "lower mem or raise mem_budget"}
 	default:
-		return finding{name, checkOK, fmt.Sprintf("%d MiB of guests' memory, %d jobs of the default size at once", mib, mib/(mem>>20)), ""}
+		return budgetFits(mib, mem>>20, accel, meminfo)
 	}
+}
+
+// budgetFits looks whether the host has the budget's memory and what its guests'
+// VMMs take beside it.
+func budgetFits(mib, mem int64, accel, meminfo string) finding {
+	jobs, own := mib/mem, qemu.OwnMiB(accel)
+	f := finding{"budget", checkOK, fmt.Sprintf("%d MiB of guests' memory, %d jobs of the default size at once, and for each VMM up to %d MiB beside it", mib, jobs, own), ""}
+	total, err := admit.HostMemory(meminfo, "MemTotal")
+	if err != nil {
+		return finding{"budget", checkWarn, f.Text + "; this host's memory cannot be read: " + err.Error(), ""}
+	}
+	if all := mib + jobs*own; all > total>>20 {
+		f.Verdict = checkWarn
+		f.Text += fmt.Sprintf(": %d MiB of this host's %d", all, total>>20)
+		f.Mend = fmt.Sprintf("lower [executor.schedule] mem_budget to %dM or less, as far as guests use all that they declare", (total>>20)*mem/(mem+own))
+	}
+	return f
 }
 
 // checkJobsRoom is about the filesystem of the job directories: bytes and inodes.

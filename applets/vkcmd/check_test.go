@@ -142,3 +142,20 @@ func TestCheckDAX(t *testing.T) {
 		}
 	}
 }
+
+// A budget that the host has, but not together with what its guests' VMMs take.
+func TestCheckBudgetBesideVMMs(t *testing.T) {
+	info := filepath.Join(t.TempDir(), "meminfo")
+	if err := os.WriteFile(info, []byte("MemTotal: 16777216 kB\n"), 0o644); err != nil { // 16 GiB
+		t.Fatal(err)
+	}
+	want(t, budgetFits(8192, 2048, "tcg", info), checkOK, "8192 MiB of guests' memory, 4 jobs of the default size at once, and for each VMM up to 320 MiB beside it")
+	tight := budgetFits(14336, 2048, "tcg", info)
+	want(t, tight, checkWarn, "up to 320 MiB beside it: 16576 MiB of this host's 16384")
+	if !strings.Contains(tight.Mend, "mem_budget to 14169M or less") {
+		t.Error(tight.Mend)
+	}
+	want(t, budgetFits(14168, 2048, "tcg", info), checkOK)
+	want(t, budgetFits(14336, 2048, "kvm", info), checkOK, "up to 64 MiB")
+	want(t, budgetFits(8192, 2048, "kvm", info+"-none"), checkWarn, "cannot be read")
+}
