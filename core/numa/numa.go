@@ -182,6 +182,25 @@ func Choose(mode string, nodes []Node, room func(Node) int64, g Guest) *Placemen
 	return p
 }
 
+// Outstanding is a guest that was placed a moment ago and has yet to touch its
+// memory.
+type Outstanding struct {
+	Place  *Placement
+	MemMiB int64
+}
+
+// Beside is the room of a node beside such guests, which its FreeMiB knows
+// nothing of. They count in full.
+func Beside(guests []Outstanding) func(Node) int64 {
+	return func(n Node) int64 {
+		left := n.FreeMiB
+		for _, g := range guests {
+			left -= g.Place.Share(n.ID, g.MemMiB)
+		}
+		return left
+	}
+}
+
 // Share is what a placed guest takes of a node, in MiB.
 func (p *Placement) Share(node int, memMiB int64) int64 {
 	switch {

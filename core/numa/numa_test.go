@@ -103,6 +103,25 @@ func TestChoose(t *testing.T) {
 	}
 }
 
+// Guests that were placed a moment ago have touched nothing, and count.
+func TestBeside(t *testing.T) {
+	two := read(t, host(t, map[int][4]any{0: {"0-23", 65536, 20000, 0}, 1: {"24-47", 65536, 30000, 0}}))
+	var own []numa.Outstanding
+	for i, want := range []string{
+		"NUMA: node 1 (cpus 24-47) of 2", "NUMA: node 0 (cpus 0-23) of 2", "NUMA: node 1 (cpus 24-47) of 2",
+		"NUMA: interleaved across 2 nodes (the VM does not fit one node)", // 6,000 and 6,000 are left
+	} {
+		p := numa.Choose(numa.Auto, two, numa.Beside(own), numa.Guest{MemMiB: []int64{12000, 14000, 12000, 7000}[i], CPUs: 1})
+		if p.Line() != want {
+			t.Errorf("%d: %s, want %s", i, p.Line(), want)
+		}
+		own = append(own, numa.Outstanding{Place: p, MemMiB: []int64{12000, 14000, 12000, 7000}[i]})
+	}
+	if got := numa.Beside(own)(two[0]); got != 6000-3500 {
+		t.Errorf("node 0 has %d MiB left, want half of the interleaved one's less", got)
+	}
+}
+
 func TestShare(t *testing.T) {
 	var none *numa.Placement
 	on1 := &numa.Placement{Node: 1, Nodes: []int{0, 1}}

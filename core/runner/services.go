@@ -173,6 +173,9 @@ func (t *startTeller) hear(st supervise.State) {
 		if v.Start > 0 && !told.started {
 			told.started = true
 			t.r.say("service %s: started in %s as %s", v.Name, seconds(v.Start), hostOf(v.Addr))
+			if v.NUMA != "" {
+				t.r.say("service %s: %s", v.Name, v.NUMA)
+			}
 		}
 		switch {
 		case !v.Waited || told.ready:

@@ -36,7 +36,7 @@ func TestServices(t *testing.T) {
 	w := withServices(t)
 	w.host.Services = func(s supervise.Spec) []supervise.ServiceState {
 		return []supervise.ServiceState{
-			{Name: "www", Phase: supervise.Running, Addr: "10.0.0.3/24", Start: 1500 * time.Millisecond, Waited: true, Ready: 250 * time.Millisecond},
+			{Name: "www", Phase: supervise.Running, Addr: "10.0.0.3/24", Start: 1500 * time.Millisecond, NUMA: "NUMA: node 1 (cpus 24-47) of 2", Waited: true, Ready: 250 * time.Millisecond},
 			{Name: "sql__db", Phase: supervise.Running, Retried: []string{"it gave no sign of life for 40s"}},
 		}
 	}
@@ -63,7 +63,7 @@ func TestServices(t *testing.T) {
 	}
 	w.wantTrace("virtkit: service www: image web:1 (sha256:w, cached) in 0.00s\n",
 		"virtkit: service registry.example__sql__db: image registry.example:5000/sql/db:2 (sha256:d) in 0.00s\n",
-		"virtkit: service www: started in 1.50s as 10.0.0.3\n", "virtkit: warning: service sql__db was booted again: it gave no sign of life for 40s\n",
+		"virtkit: service www: started in 1.50s as 10.0.0.3\n", "virtkit: service www: NUMA: node 1 (cpus 24-47) of 2\n", "virtkit: warning: service sql__db was booted again: it gave no sign of life for 40s\n",
 		"virtkit: service www: accepts connections on ports 80, 443 after 0.25s\n")
 	rec, err := runner.ReadRecord(w.host.Dir(w.id()))
 	if err != nil || len(rec.Services) != 2 || rec.TotalMemMiB() != 4096 {

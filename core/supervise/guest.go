@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -303,12 +304,34 @@ func (s *supervisor) place() *numa.Placement {
 		return s.spec.Place
 	}
 	s.placed = true
-	p, err := s.d.Place(s.spec)
+	s.spec.Place = s.choosePlace(s.spec)
+	s.tellPlace()
+	return s.spec.Place
+}
+
+// places are the job's guests that were placed: they have hardly touched their
+// memory when the next one is.
+type places struct {
+	mu  sync.Mutex
+	all []numa.Outstanding
+}
+
+func (p *places) add(at *numa.Placement, memMiB int) {
+	if at != nil {
+		p.all = append(p.all, numa.Outstanding{Place: at, MemMiB: int64(memMiB)})
+	}
+}
+
+// choosePlace is the memory node of one of the job's guests; nil = there is no
+// choice.
+func (s *supervisor) choosePlace(spec Spec) *numa.Placement {
+	s.places.mu.Lock()
+	defer s.places.mu.Unlock()
+	p, err := s.d.Place(spec, s.places.all)
 	if err != nil {
 		s.log.Warn("choosing a memory node", logx.Err, err)
 	}
-	s.spec.Place = p
-	s.tellPlace()
+	s.places.add(p, spec.MemMiB)
 	return p
 }
 

@@ -32,8 +32,9 @@ type Deps struct {
 	NewDriver func(ctx context.Context, s Spec) (d machine.Driver, accel string, err error)
 	// Kernel finds the kernel that s.Kernel asks for.
 	Kernel func(ctx context.Context, s Spec) (machine.Kernel, error)
-	// Place chooses a memory node for a guest; nil: none is chosen.
-	Place func(s Spec) (*numa.Placement, error)
+	// Place chooses a memory node for a guest, of which others were placed just
+	// now; nil: none is chosen.
+	Place func(s Spec, others []numa.Outstanding) (*numa.Placement, error)
 	// Disk makes the writable layer at path with room for size bytes.
 	Disk func(path string, size int64) error
 	// NewNetwork makes the job's switch; not called when s.Net.Mode is
@@ -108,7 +109,8 @@ type supervisor struct {
 	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
 	commandEnv []string
 
-	placed    bool         // Deps.Place was asked
+	placed    bool // Deps.Place was asked for the job's guest
+	places    places
 	cabled    bool         // the port's first descriptor was given away
 	from      origin       // of the boot that is under way or was last
 	noRestore bool         // a template was no good
@@ -249,6 +251,7 @@ func newSupervisor(dir string, spec Spec, d Deps) *supervisor {
 	if spec.Trial && spec.Command == nil {
 		s.trial.Store(onTrial)
 	}
+	s.places.add(spec.Place, spec.MemMiB)
 	s.board = newBoard(filepath.Join(dir, StateFile), s.log, State{
 		ID: spec.ID, Name: spec.Name, Kind: spec.Kind, Phase: Starting, Stage: "starting",
 		Since: now, Created: spec.Created, PID: os.Getpid(), Start: start,

@@ -141,6 +141,12 @@ func (s *supervisor) launchService(ctx context.Context, v *service, progress fun
 	spec := v.spec.Spec
 	spec.Kind, spec.Owner, spec.Keep = ServiceKind, Self(), true
 	spec.Net.Mode = modePort
+	if spec.Place == nil && s.d.Place != nil {
+		// Here, where all of the job's guests are known.
+		if spec.Place = s.choosePlace(spec); spec.Place != nil {
+			s.serviceState(v, func(st *ServiceState) { st.NUMA = spec.Place.Line() })
+		}
+	}
 	if spec.Command != nil && s.launcher != nil && s.launcher.conn != nil {
 		select {
 		case env := <-v.env:

@@ -287,8 +287,9 @@ type ServiceState struct {
 	Waited bool          `json:"waited,omitempty"` // the wait for its ports is over
 	Closed []int         `json:"closed,omitempty"` // those that did not accept within Limit
 	Limit  time.Duration `json:"limit,omitempty"`  // how long they were waited for
-	// Retried is State.Retried of the service's guest.
+	// Retried and NUMA are State's, of the service's guest.
 	Retried []string `json:"retried,omitempty"`
+	NUMA    string   `json:"numa,omitempty"`
 	Exit    *Exit    `json:"exit,omitempty"` // once ended
 }
 

@@ -36,8 +36,9 @@ func chooseByLedger(mode string, nodes []numa.Node, ask admit.Ask, others []admi
 	return numa.Choose(mode, nodes, room, ask.Guest)
 }
 
-// place chooses a memory node for a guest by what is free.
-func (h *Host) place(s supervise.Spec) (*numa.Placement, error) {
+// place chooses a memory node for a guest by what is free beside the others of
+// its job.
+func (h *Host) place(s supervise.Spec, others []numa.Outstanding) (*numa.Placement, error) {
 	if h.Conf.NUMA.Mode == numa.Off {
 		return nil, nil
 	}
@@ -45,5 +46,5 @@ func (h *Host) place(s supervise.Spec) (*numa.Placement, error) {
 	if err != nil {
 		return nil, err
 	}
-	return numa.Choose(h.Conf.NUMA.Mode, nodes, nil, numa.Guest{MemMiB: int64(s.MemMiB), CPUs: s.CPUs}), nil
+	return numa.Choose(h.Conf.NUMA.Mode, nodes, numa.Beside(others), numa.Guest{MemMiB: int64(s.MemMiB), CPUs: s.CPUs}), nil
 }
