@@ -170,6 +170,17 @@ func TestBackup(t *testing.T) {
 	if err != nil || l.LastAudit != 10 || l.Hub != was.Hub || len(l.Heartbeats) != 1 {
 		t.Errorf("the copy: %+v, %v", l, err)
 	}
+	// A copy that is not whole is none.
+	if err := d.Exec(t.Context(), "DELETE FROM audit WHERE seq = 5"); err != nil {
+		t.Fatal(err)
+	}
+	to = filepath.Join(dir, "broken")
+	if err := d.Backup(t.Context(), to); !errors.Is(err, hub.ErrBroken) {
+		t.Errorf("a copy with a gap in its audit log: %v", err)
+	}
+	if _, err := os.Lstat(to); err == nil {
+		t.Error("a copy that is not whole is kept")
+	}
 }
 
 func TestCheck(t *testing.T) {

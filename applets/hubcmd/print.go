@@ -211,13 +211,30 @@ func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
 	if v := n.Inventory; v != nil {
 		row("host", "%d CPUs, %s RAM, %s", v.CPUs, bytesText(v.RAM), orDash(v.CPUModel))
 		row("versions", "vk %s, host kernel %s, guest kernel %s, configuration %.12s", orDash(v.VK), orDash(v.HostKernel), orDash(v.GuestKernel), orDash(v.ConfigHash))
+		if g := v.Runner; g != nil {
+			row("gitlab-runner", "%s, %s, concurrent %d: %s", orDash(g.Version), g.Config, g.Concurrent, orNone(strings.Join(g.Names, " ")))
+		}
+		for _, c := range v.Checks {
+			if !c.OK {
+				row("check", "%s fails: %s", c.Name, c.Text)
+			}
+		}
 		for _, f := range v.Filesystems {
-			row("filesystem", "%s: %s, %s, %s", f.Role, f.Device, f.FSType, bytesText(f.Size))
+			row("filesystem", "%s", filesystemText(n, &f))
 		}
 	}
 	if b := n.Heartbeat; b != nil {
 		row("admission", "%s of %s, %d running, %d waiting", bytesText(b.Admission.Committed), bytesText(b.Admission.Budget), b.Admission.Running, b.Admission.Waiting)
+		if c := b.Admission.DiskClaimed; c > 0 {
+			row("disk claimed", "%s", bytesText(c))
+		}
 		row("memory", "%s available", bytesText(b.MemAvailable))
+		if p := b.Pressure; p != nil {
+			row("pressure", "of the last 10 s, some or all waited for: CPU %s, memory %s, I/O %s", stallText(p.CPU), stallText(p.Memory), stallText(p.IO))
+		}
+		for _, d := range b.Disks {
+			row("disk", "%s: %s, %.1f ms a read, %.1f ms a write, %.0f%% busy", d.Role, d.Device, d.ReadMS, d.WriteMS, d.Busy)
+		}
 		if b.Load1 != nil {
 			row("load", "%.2f", *b.Load1)
 		}
@@ -230,6 +247,30 @@ func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
 		row("command", "%s %s %s by %s: %s %s", time.Unix(c.Issued, 0).UTC().Format(time.RFC3339), c.Op, c.ID, c.Actor, cmp.Or(string(c.Outcome), "no answer yet"), c.Message)
 	}
 	return t.Flush()
+}
+
+// filesystemText is one's facts, and what is free of it.
+func filesystemText(n *hubadmin.Node, f *wire.Filesystem) string {
+	s := fmt.Sprintf("%s: %s, %s, %s", f.Role, f.Device, f.FSType, bytesText(f.Size))
+	if f.Speed != "" {
+		s += ", declared " + f.Speed
+	}
+	if n.Heartbeat != nil {
+		for _, r := range n.Heartbeat.Filesystems {
+			if r.Role == f.Role {
+				s += fmt.Sprintf("; free: %s, %d inodes", bytesText(r.Free), r.FreeInodes)
+			}
+		}
+	}
+	return s
+}
+
+// stallText is some and all, of a resource that could be read.
+func stallText(s *wire.Stall) string {
+	if s == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%/%.1f%%", s.Some10, s.Full10)
 }
 
 func printConflict(w io.Writer, n *hubadmin.Node) error {
@@ -318,6 +359,9 @@ func counts(m map[string]int) string {
 	return orNone(strings.Join(out, ", "))
 }
 
+// maxShown is how many nodes' ids the status has room for.
+const maxShown = 8
+
 func printStatus(w io.Writer, s *hubadmin.StatusReply, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	row := func(k, format string, args ...any) {
@@ -339,8 +383,12 @@ func printStatus(w io.Writer, s *hubadmin.StatusReply, now time.Time) error {
 	row("asked", "%d stopped, %d not in sync, %d commands pending", s.Stopped, s.NotInSync, s.Pending)
 	row("work", "%d VMs, %d jobs running, %d waiting (of connected nodes)", s.VMs, s.Running, s.Waiting)
 	row("tokens", "%d unspent", s.Tokens)
-	if len(s.Conflicts) > 0 {
-		row("conflicts", "%s; see vk-hub nodes recover", strings.Join(s.Conflicts, " "))
+	if n := len(s.Conflicts); n > 0 { // after a restore of the database they may be all nodes
+		text := strings.Join(s.Conflicts[:min(n, maxShown)], " ")
+		if n > maxShown {
+			text += fmt.Sprintf(" and %d more, which vk-hub nodes lists", n-maxShown)
+		}
+		row("conflicts", "%s; see vk-hub nodes recover", text)
 	}
 	return t.Flush()
 }
