@@ -24,6 +24,7 @@ package archive
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -57,6 +58,8 @@ type Selection struct {
 	Paths     []string
 	Exclude   []string
 	Untracked bool // and what git does not track
+	// Stderr is git's; nil = os.Stderr.
+	Stderr io.Writer
 }
 
 // Entry is one name of the tree.
@@ -129,12 +132,16 @@ func (c *selector) note(l Level, format string, a ...any) {
 
 // path takes one pattern.
 func (c *selector) path(p string) {
-	pattern, err := c.relative(p)
-	if err != nil {
-		c.note(Warning, "%s: %v", p, err)
+	if p == "" {
+		c.note(Warning, "No matching files. Path is empty.")
 		return
 	}
-	matches, err := doublestar.Glob(tree(c.Tree), pattern)
+	pattern, err := c.relative(p)
+	if err != nil {
+		c.note(Warning, "processPath: %v", err)
+		return
+	}
+	matches, err := doublestar.Glob(tree(c.Tree), pattern, doublestar.WithNoFollow())
 	if err != nil {
 		c.note(Warning, "%s: %v", p, err)
 		return
@@ -217,6 +224,9 @@ func (c *selector) untracked() {
 	cmd := exec.Command("git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", "ls-files", "-o", "-z")
 	cmd.Dir = c.Tree
 	cmd.Stderr = os.Stderr
+	if c.Stderr != nil {
+		cmd.Stderr = c.Stderr
+	}
 	out, err := cmd.Output()
 	if err != nil {
 		c.note(Warning, "untracked: %v", err)

@@ -47,8 +47,7 @@ func write(t *tar.Writer, path string, e Entry, buf []byte, say func(Note)) erro
 	case 0:
 		return writeFile(t, path, h, buf, say)
 	default:
-		say(Note{Warning, "File ignored: " + e.Name})
-		return nil
+		return nil // counted as found, as with gitlab-runner, and in no archive
 	}
 	fill(h, e.Info)
 	return t.WriteHeader(h)
@@ -80,7 +79,6 @@ func writeFile(t *tar.Writer, path string, h *tar.Header, buf []byte, say func(N
 		return err
 	}
 	if !fi.Mode().IsRegular() {
-		say(Note{Warning, "File ignored: " + h.Name})
 		return nil
 	}
 	h.Typeflag, h.Size = tar.TypeReg, fi.Size()

@@ -235,6 +235,9 @@ func (d *driver) header() {
 	if f := changedFlags(d.j.Variables); f != "" {
 		d.out.plain("  feature flags: %s", f)
 	}
+	if bad := v.settingErrors(d.j); len(bad) > 0 {
+		d.out.warning(strings.Join(bad, "\n"))
+	}
 }
 
 func (d *driver) at(stage string) {
@@ -367,11 +370,14 @@ func (d *driver) stage(ctx context.Context, name, heading string, do func(ctx co
 	}
 	e := endingOf(ctx)
 	switch {
-	case e.verdict.failure == job.Timeout && e != endAfter:
+	case e.verdict.failure == job.Timeout:
 		d.out.warning(name + " could not run to completion because the timeout was exceeded. For more control over job and script timeouts see: " +
 			"https://docs.gitlab.com/ci/runners/configure_runners/#set-script-and-after_script-timeouts")
-	case e == endCanceled:
+	case e == endCanceled && strings.HasPrefix(name, execdrv.StepPrefix):
 		d.out.warning("script canceled externally (UI, API)")
+	}
+	if e == endAfter {
+		return v // what it ended with, as with any other failure of after_script
 	}
 	return &e.verdict
 }

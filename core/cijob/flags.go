@@ -1,6 +1,7 @@
 package cijob
 
 import (
+	"os"
 	"strconv"
 	"strings"
 
@@ -78,6 +79,8 @@ const (
 	flagCorrelationID  = "FF_USE_GITALY_CORRELATION_ID"
 	flagBundleURIs     = "FF_USE_GIT_BUNDLE_URIS"
 	flagBackoff        = "FF_USE_EXPONENTIAL_BACKOFF_STAGE_RETRY"
+	flagDirectDownload = "FF_USE_DIRECT_DOWNLOAD"
+	flagMaskTokens     = "FF_MASK_ALL_DEFAULT_TOKENS"
 )
 
 // flagOn is a flag's value in a job. What is no truth value is the default.
@@ -90,12 +93,27 @@ func flagOn(list []job.Variable, name string) bool {
 	}
 	for _, v := range list {
 		if v.Key == name {
-			if b, err := strconv.ParseBool(v.Value); err == nil {
+			if b, err := strconv.ParseBool(flagValue(list, v)); err == nil {
 				on = b
 			}
 		}
 	}
 	return on
+}
+
+// flagValue is what the job says of a flag, with what that refers to replaced.
+func flagValue(list []job.Variable, v job.Variable) string {
+	if v.Raw || !strings.Contains(v.Value, "$") {
+		return v.Value
+	}
+	return os.Expand(v.Value, func(name string) (to string) {
+		for _, x := range list {
+			if x.Key == name {
+				to = x.Value
+			}
+		}
+		return to
+	})
 }
 
 // changedFlags are those that the job sets to what is not their default, as the

@@ -20,6 +20,7 @@ type output struct {
 func newOutput(w io.Writer, j *job.CiJob, v variables, clock func() time.Time) *output {
 	t := trace.New(w, trace.Options{
 		Secrets: v.masked(j), Prefixes: j.Trace.TokenMaskPrefixes, Limit: j.Trace.LimitBytes,
+		FewTokens:  !flagOn(j.Variables, flagMaskTokens),
 		Timestamps: flagOn(j.Variables, flagTimestamps), Clock: clock,
 	})
 	return &output{t: t, main: t.Stream(trace.Executor, trace.Stdout), sections: j.Trace.Sections, clock: clock}

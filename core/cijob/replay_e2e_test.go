@@ -267,7 +267,7 @@ var (
 	stampRE   = regexp.MustCompile(`(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z `)
 	sectionRE = regexp.MustCompile(`section_(start|end):\d+:`)
 	foldRE    = regexp.MustCompile(`hide_duration=\w+`)
-	lineNoRE  = regexp.MustCompile(`bash: line \d+: `)
+	lineNoRE  = regexp.MustCompile(`bash: (eval: )?line \d+: `)
 	viaRE     = regexp.MustCompile(`Running on vm( via peer-host)?.*\.\.\.`)
 	tickRE    = regexp.MustCompile(`(?m)^(.{28})?01O tick \d+\n`)
 )
@@ -288,7 +288,7 @@ func (s *scene) both(out string) string {
 	out = sectionRE.ReplaceAllString(out, "section_$1:0:")
 	out = foldRE.ReplaceAllString(out, "hide_duration=X")
 	out = viaRE.ReplaceAllString(out, "Running on vm$1...")
-	return lineNoRE.ReplaceAllString(out, "bash: line N: ")
+	return lineNoRE.ReplaceAllString(out, "bash: ${1}line N: ")
 }
 
 // theirs is a recording without what names the program, the executor or the

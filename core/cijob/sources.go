@@ -59,6 +59,9 @@ func stageSources(s *script, src sources, o scriptOptions) {
 }
 
 func (s *script) hooks(src sources, name job.HookName, o scriptOptions) {
+	if src.Strategy == execdrv.StrategyNone || src.Strategy == execdrv.StrategyEmpty {
+		return
+	}
 	for _, h := range src.j.Hooks {
 		if h.Name != name || len(h.Script) == 0 {
 			continue
@@ -246,7 +249,7 @@ func (s *script) submodules(src sources) {
 		}
 	}
 	s.notice("Updating/initializing submodules%s...", deepWords)
-	s.line("git submodule init%s", also)
+	s.line("git submodule init")
 	s.line("%s", sync)
 	clean()
 	each("git reset --hard")

@@ -20,24 +20,20 @@ const defaultAfter = 5 * time.Minute
 
 // stages is the job from prepare_script to cleanup_file_variables.
 func (d *driver) stages() *verdict {
-	for _, c := range d.j.Caches {
-		switch c.Policy {
-		case job.PullPush, job.Pull, job.Push:
-		default:
-			return &verdict{failure: job.Configuration, text: fmt.Sprintf("unknown cache policy %s for %s", c.Policy, c.Key)}
-		}
-	}
 	src, v := d.readSources()
 	if v != nil {
 		return v
+	}
+	if d.vars("running").value("GIT_CLONE_PATH") != "" {
+		return &verdict{failure: job.Configuration, text: "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature"}
 	}
 	v = d.exec(d.soft, execdrv.StagePrepare, "Preparing environment", "running", job.System, func(s *script) { stagePrepare(s, d.host) })
 	if v != nil {
 		return v
 	}
-	v = d.work(src)
-	if d.timed.Err() != nil {
-		return v // neither a timeout nor an immediate cancel leaves time for more
+	v, begun := d.work(src)
+	if d.timed.Err() != nil || d.soft.Err() != nil && !begun {
+		return v // neither a timeout nor an immediate cancel leaves time for more, nor any before the steps
 	}
 	if bad := d.exec(d.timed, execdrv.StageCleanFileVars, "Cleaning up project directory and file based variables", d.status(v), job.System,
 		func(s *script) { stageCleanFiles(s) }); bad != nil && d.timed.Err() != nil && v == nil {
@@ -67,11 +63,8 @@ func (d *driver) readSources() (sources, *verdict) {
 		var resp execdrv.Response
 		if resp, err = execdrv.DecodeResponse(r); err == nil {
 			call := execdrv.ReadCall(v.environ(d.j))
-			var s execdrv.Sources
-			if s, err = execdrv.ReadSources(&call, resp); err == nil {
-				agent := fmt.Sprintf("vk %s %s", d.o.Version, v.value("CI_RUNNER_EXECUTABLE_ARCH"))
-				return sources{Sources: s, j: d.j, depth: d.j.Sources.Depth, agent: strings.TrimSpace(agent)}, nil
-			}
+			agent := fmt.Sprintf("vk %s %s", d.o.Version, v.value("CI_RUNNER_EXECUTABLE_ARCH"))
+			return sources{Sources: execdrv.ReadSources(&call, resp), j: d.j, depth: d.j.Sources.Depth, agent: strings.TrimSpace(agent)}, nil
 		}
 	}
 	return sources{}, &verdict{failure: job.Configuration, text: err.Error()}
@@ -82,21 +75,29 @@ func (d *driver) scriptOptions() scriptOptions {
 }
 
 // work is the job from get_sources to the uploads.
-func (d *driver) work(src sources) *verdict {
+// begun says whether it came to the steps.
+func (d *driver) work(src sources) (v *verdict, begun bool) {
 	if v := d.getSources(src); v != nil {
-		return v
+		return v, false
 	}
 	if v := d.restoreCaches(); v != nil {
-		return v
+		return v, false
 	}
 	if v := d.download(); v != nil {
-		return v
+		return v, false
 	}
-	v := d.steps()
+	return d.script(), true
+}
+
+// script is the job from its first step to the uploads.
+func (d *driver) script() *verdict {
+	script, hasScript := d.limit("RUNNER_SCRIPT_TIMEOUT")
+	after, hasAfter := d.limit("RUNNER_AFTER_SCRIPT_TIMEOUT")
+	v := d.steps(script, hasScript)
 	if d.timed.Err() != nil {
 		return v
 	}
-	v = d.after(v)
+	v = d.after(v, after, hasAfter)
 	if d.timed.Err() != nil {
 		return &endingOf(d.timed).verdict
 	}
@@ -116,11 +117,7 @@ func (d *driver) work(src sources) *verdict {
 
 // attempts is one of the *_ATTEMPTS variables.
 func (d *driver) attempts(name string) int {
-	n, err := strconv.Atoi(d.vars("running").value(name))
-	if err != nil || n < 1 || n > 10 {
-		return 1
-	}
-	return n
+	return execdrv.Attempts(d.vars("running").value(name))
 }
 
 // again waits before another attempt of a stage; false = the job is to end.
@@ -134,6 +131,9 @@ func (d *driver) again(n int) bool {
 }
 
 func (d *driver) getSources(src sources) *verdict {
+	if src.Unknown != "" && src.Strategy != execdrv.StrategyNone && src.Strategy != execdrv.StrategyEmpty {
+		return &verdict{failure: job.System, text: "unknown GIT_SUBMODULE_STRATEGY"}
+	}
 	for n := 1; ; n++ {
 		v := d.exec(d.soft, execdrv.StageSources, "Getting source from Git repository", "running", job.ExternalDependency,
 			func(s *script) { stageSources(s, src, d.scriptOptions()) })
@@ -172,6 +172,13 @@ func (d *driver) restoreCaches() *verdict {
 	if len(list) == 0 {
 		return nil
 	}
+	for _, c := range list {
+		switch p := d.policy(c); {
+		case c.Key == "", p == job.PullPush, p == job.Pull, p == job.Push:
+		default:
+			return &verdict{failure: job.System, text: fmt.Sprintf("unknown cache policy %s for %s", p, c.Key)}
+		}
+	}
 	max := d.attempts("RESTORE_CACHE_ATTEMPTS")
 	for n := 1; ; n++ {
 		again := false
@@ -192,6 +199,11 @@ func (d *driver) restoreCaches() *verdict {
 	}
 }
 
+// policy is a cache's, which may be a variable.
+func (d *driver) policy(c job.Cache) job.Policy {
+	return job.Policy(d.vars("running").expand(string(c.Policy)))
+}
+
 func say(w io.Writer, colour, format string, a ...any) {
 	fmt.Fprint(w, colour+fmt.Sprintf(format, a...)+reset+"\n")
 }
@@ -207,7 +219,7 @@ func (d *driver) restore(ctx context.Context, c job.Cache, out, errs io.Writer) 
 	case c.Key == "":
 		say(out, green, "Skipping cache extraction due to empty cache key")
 		return nil
-	case c.Policy == job.Push:
+	case d.policy(c) == job.Push:
 		say(out, green, "Not downloading cache %s due to policy", c.Key)
 		return nil
 	case d.o.Caches == nil:
@@ -256,7 +268,7 @@ func (d *driver) save(ctx context.Context, c job.Cache, status string, out, errs
 	case c.Key == "":
 		say(out, green, "Skipping cache archiving due to empty cache key")
 		return nil
-	case c.Policy == job.Pull:
+	case d.policy(c) == job.Pull:
 		say(out, green, "Not uploading cache %s due to policy", c.Key)
 		return nil
 	case d.o.Caches == nil:
@@ -295,7 +307,7 @@ func (d *driver) download() *verdict {
 		v := d.stage(d.soft, execdrv.StageDownload, "Downloading artifacts", func(ctx context.Context, out, errs io.Writer) *verdict {
 			for _, x := range list {
 				say(out, green, "Downloading artifacts for %s (%d)...", x.Name, x.ID)
-				if err := d.downloadOne(ctx, x, n == 1, out, errs); err != nil {
+				if err := d.downloadOne(ctx, x, out, errs); err != nil {
 					d.o.Log.Warn("downloading artifacts", "of", x.ID, "err", err)
 					return failed(job.ExternalDependency, 1, "exit status 1")
 				}
@@ -311,7 +323,7 @@ func (d *driver) download() *verdict {
 	}
 }
 
-func (d *driver) downloadOne(ctx context.Context, x job.Dependency, direct bool, out, errs io.Writer) error {
+func (d *driver) downloadOne(ctx context.Context, x job.Dependency, out, errs io.Writer) error {
 	if d.o.Artifacts == nil {
 		say(errs, red, "ERROR: %v", errNoTransfers)
 		return errNoTransfers
@@ -320,19 +332,19 @@ func (d *driver) downloadOne(ctx context.Context, x job.Dependency, direct bool,
 	if err != nil {
 		return err
 	}
-	return d.o.Artifacts.Download(ctx, t, x, direct)
+	return d.o.Artifacts.Download(ctx, t, x, flagOn(d.j.Variables, flagDirectDownload))
 }
 
 // steps runs the job's own steps until one fails.
-func (d *driver) steps() *verdict {
+func (d *driver) steps(limit time.Duration, limited bool) *verdict {
 	ctx := d.soft
-	if limit, ok := d.limit("RUNNER_SCRIPT_TIMEOUT"); ok {
+	if limited {
 		var cancel context.CancelFunc
 		ctx, cancel = d.o.Limit(d.soft, limit, endScript)
 		defer cancel()
 	}
 	for _, st := range d.j.Steps {
-		if st.Name == job.StepAfter || len(st.Script) == 0 {
+		if st.Name == job.StepAfter {
 			continue
 		}
 		name := execdrv.StepPrefix + st.Name
@@ -348,20 +360,26 @@ func (d *driver) steps() *verdict {
 // limit is one of the job's own limits; false = it has none.
 func (d *driver) limit(name string) (time.Duration, bool) {
 	v := d.vars("running").value(name)
-	if v == "" {
+	if strings.TrimSpace(v) == "" {
 		return 0, false
 	}
-	t, err := time.ParseDuration(v)
-	if err != nil || t <= 0 {
-		d.out.warning(fmt.Sprintf("%s is %q, expected a duration such as 10m: it is not obeyed", name, v))
-		return 0, false
+	left := time.Duration(d.j.TimeoutSecs)*time.Second - d.o.Clock().Sub(d.began)
+	switch t, err := time.ParseDuration(v); {
+	case err != nil:
+		d.out.warning(fmt.Sprintf("Ignoring malformed %s timeout: %s", name, v))
+	case t < 0:
+		d.out.warning(fmt.Sprintf("Ignoring relative %s timeout: %s", name, v))
+	case t > left:
+		d.out.warning(fmt.Sprintf("%s timeout: %s is longer than job timeout. Setting to job timeout", name, v))
+	case t > 0:
+		return t, true
 	}
-	return t, true
+	return 0, false
 }
 
 // after runs after_script, whatever the steps ended with. What it ends with
 // counts only where the job says so.
-func (d *driver) after(v *verdict) *verdict {
+func (d *driver) after(v *verdict, own time.Duration, limited bool) *verdict {
 	for _, st := range d.j.Steps {
 		if st.Name != job.StepAfter || len(st.Script) == 0 {
 			continue
@@ -370,7 +388,7 @@ func (d *driver) after(v *verdict) *verdict {
 		if st.TimeoutSecs > 0 {
 			limit = min(limit, time.Duration(st.TimeoutSecs)*time.Second)
 		}
-		if own, ok := d.limit("RUNNER_AFTER_SCRIPT_TIMEOUT"); ok {
+		if limited {
 			limit = own
 		}
 		ctx, cancel := d.o.Limit(d.timed, limit, endAfter)

@@ -152,6 +152,9 @@ func (v variables) masked(j *job.CiJob) []string {
 	}
 	// Under xtrace a shell quotes what it shows: once where it runs it, once
 	// more where it shows the text that it is about to run.
+	for i, s := range out {
+		out[i] = strings.TrimSpace(s)
+	}
 	for _, s := range slices.Clone(out) {
 		if strings.Contains(s, "'") {
 			once := strings.ReplaceAll(s, "'", `'\''`)

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"virtkit/core/fault"
 )
 
 // GitInfo is what GitLab says of a job's sources. RepoURL holds a token.
@@ -58,6 +56,9 @@ type Sources struct {
 	CleanFlags []string // nil = no cleaning
 	FetchFlags []string
 	Attempts   int
+	// Unknown is what GIT_SUBMODULE_STRATEGY says where that is no strategy: a job
+	// that gets its sources fails of it.
+	Unknown string
 
 	// Of Submodules alone.
 	Recursive      bool
@@ -67,33 +68,27 @@ type Sources struct {
 	ForceHTTPS     bool
 }
 
-// ReadSources reads the job's variables as the runner does. What is no value
-// of theirs is the job's fault.
-func ReadSources(c *Call, r Response) (Sources, error) {
+// MaxAttempts is how often a stage is tried at most.
+const MaxAttempts = 10
+
+// ReadSources reads the job's variables as the runner does: what is no value of
+// theirs counts as not said. The runner warns of it, see cijob.
+func ReadSources(c *Call, r Response) Sources {
 	s := Sources{Strategy: StrategyFetch, Checkout: true, CleanFlags: []string{"-ffdx"}, FetchFlags: []string{"--prune", "--quiet"}, Attempts: 1, SubmoduleDepth: -1}
 	if !r.AllowFetch {
 		s.Strategy = StrategyClone
 	}
-	bad := func(name, v, want string) error {
-		return fault.Newf(fault.JobFailed, "%s is %q, expected %s", name, v, want)
-	}
-	if v := c.Var("GIT_STRATEGY"); v != "" {
-		if s.Strategy = v; !slices.Contains([]string{StrategyFetch, StrategyClone, StrategyNone, StrategyEmpty}, v) {
-			return s, bad("GIT_STRATEGY", v, "fetch, clone, none or empty")
-		}
+	if v := c.Var("GIT_STRATEGY"); IsStrategy(v) {
+		s.Strategy = v
 	}
 	switch v := c.Var("GIT_SUBMODULE_STRATEGY"); v {
 	case "", "none":
 	case "normal", "recursive":
 		s.Submodules, s.Recursive = true, v == "recursive"
 	default:
-		return s, bad("GIT_SUBMODULE_STRATEGY", v, "none, normal or recursive")
+		s.Unknown = v
 	}
-	if v := c.Var("GIT_CHECKOUT"); v != "" {
-		on, err := strconv.ParseBool(v)
-		if err != nil {
-			return s, bad("GIT_CHECKOUT", v, "true or false")
-		}
+	if on, err := strconv.ParseBool(c.Var("GIT_CHECKOUT")); err == nil {
 		s.Checkout = on
 	}
 	switch v := c.Var("GIT_CLEAN_FLAGS"); v {
@@ -110,7 +105,6 @@ func ReadSources(c *Call, r Response) (Sources, error) {
 	default:
 		s.FetchFlags = strings.Fields(v)
 	}
-	// What is no number or truth here counts as not said, as with the runner.
 	if n, err := strconv.Atoi(c.Var("GIT_SUBMODULE_DEPTH")); err == nil && n >= 0 {
 		s.SubmoduleDepth = n
 	}
@@ -121,14 +115,22 @@ func ReadSources(c *Call, r Response) (Sources, error) {
 	if v := strings.Fields(c.Var("GIT_SUBMODULE_UPDATE_FLAGS")); len(v) > 0 {
 		s.SubmoduleFlags = v
 	}
-	if v := c.Var("GET_SOURCES_ATTEMPTS"); v != "" {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > 10 {
-			return s, bad("GET_SOURCES_ATTEMPTS", v, "a number from 1 to 10")
-		}
-		s.Attempts = n
+	s.Attempts = Attempts(c.Var("GET_SOURCES_ATTEMPTS"))
+	return s
+}
+
+// IsStrategy tells whether v is a GIT_STRATEGY.
+func IsStrategy(v string) bool {
+	return slices.Contains([]string{StrategyFetch, StrategyClone, StrategyNone, StrategyEmpty}, v)
+}
+
+// Attempts reads one of the *_ATTEMPTS variables.
+func Attempts(v string) int {
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		return 1
 	}
-	return s, nil
+	return max(1, min(n, MaxAttempts))
 }
 
 // Quote makes s one word of a POSIX shell.

@@ -114,9 +114,7 @@ func (r *Runner) read(j *job) error {
 	if err := r.checkImage(j.wanted); err != nil {
 		return err
 	}
-	if j.sources, err = r.readSources(j.call, j.resp); err != nil {
-		return err
-	}
+	j.sources = r.readSources(j.call, j.resp)
 	for _, w := range j.call.Warnings {
 		r.warn(w)
 	}

@@ -25,9 +25,9 @@ const sourcesFile = "sources.log"
 
 // readSources learns how the job wants its sources; on a host without
 // checkouts that is between the runner and the guest.
-func (r *Runner) readSources(c *execdrv.Call, resp execdrv.Response) (execdrv.Sources, error) {
+func (r *Runner) readSources(c *execdrv.Call, resp execdrv.Response) execdrv.Sources {
 	if r.Checkouts == nil {
-		return execdrv.Sources{}, nil
+		return execdrv.Sources{}
 	}
 	return execdrv.ReadSources(c, resp)
 }

@@ -98,9 +98,6 @@ func TestSourcesInTheGuest(t *testing.T) {
 	if _, err := w.run.Config(w.call("CUSTOM_ENV_GIT_STRATEGY=pull")); err != nil {
 		t.Errorf("config looks at the sources: %v", err)
 	}
-	if err := w.run.Prepare(t.Context(), w.call("CUSTOM_ENV_GIT_STRATEGY=pull")); fault.KindOf(err) != fault.JobFailed {
-		t.Errorf("a wrong strategy: %v", err)
-	}
 }
 
 // Submodules are asked for with the sources, unless a flag changes what they

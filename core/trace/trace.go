@@ -53,6 +53,7 @@ const DefaultLimit = 4 << 20
 type Options struct {
 	Secrets    []string         // masked whole; empty ones are ignored
 	Prefixes   []string         // of tokens, beside DefaultTokenPrefixes
+	FewTokens  bool             // of DefaultTokenPrefixes, the first alone
 	Timestamps bool             // stamp every line
 	Limit      int64            // bytes of output; 0 = DefaultLimit
 	Clock      func() time.Time // nil = time.Now
@@ -85,7 +86,11 @@ func New(w io.Writer, o Options) *Trace {
 	}
 	t := &Trace{w: w, opt: o}
 	t.secrets = newAutomaton(toBytes(o.Secrets))
-	t.prefixes = newAutomaton(toBytes(slices.Concat(DefaultTokenPrefixes, o.Prefixes)))
+	own := DefaultTokenPrefixes
+	if o.FewTokens {
+		own = own[:1]
+	}
+	t.prefixes = newAutomaton(toBytes(slices.Concat(own, o.Prefixes)))
 	return t
 }
 

@@ -18,26 +18,29 @@ import (
 type Recording struct {
 	Name string `json:"-"`
 	Job  *struct {
-		ID       int64
-		Token    string
+		ID       int64  `json:"id"`
+		Token    string `json:"token"`
 		Features struct {
 			FailureReasons []string `json:"failure_reasons"`
-		}
-	}
-	Rules    []Rule
-	Interval int // seconds, when it is not 3
-	Requests []Recorded
+		} `json:"features"`
+	} `json:"job"`
+	Script   []string   `json:"script,omitempty"` // of the job, where e2e/cmd/runnerrec can record it again
+	Rules    []Rule     `json:"rules"`
+	Interval int        `json:"interval,omitempty"` // seconds, when it is not 3
+	Requests []Recorded `json:"requests"`
 }
 
 // Recorded is one request.
 type Recorded struct {
-	Seq                      int
-	JobID                    int64 `json:"job_id"`
-	Endpoint, Method, Target string
-	Nth                      int
-	Headers                  [][2]string
-	Raw                      string
-	Status                   int
+	Seq      int         `json:"seq"`
+	JobID    int64       `json:"job_id"`
+	Endpoint string      `json:"endpoint"`
+	Nth      int         `json:"nth"`
+	Method   string      `json:"method"`
+	Target   string      `json:"target"`
+	Headers  [][2]string `json:"headers"`
+	Raw      string      `json:"raw"`
+	Status   int         `json:"status"`
 }
 
 // Recordings reads those of a directory.

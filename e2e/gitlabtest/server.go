@@ -151,6 +151,13 @@ func (s *Server) Misbehave(rules ...Rule) {
 	s.rules = append(s.rules, rules...)
 }
 
+// SetRules replaces the rules by others.
+func (s *Server) SetRules(rules ...Rule) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.rules = slices.Clone(rules)
+}
+
 // Cancel is what the button does: a runner that cancels gracefully is told
 // "canceling" first.
 func (s *Server) Cancel(id int64, graceful bool) {

@@ -39,6 +39,15 @@ const (
 	Slowest Level = "slowest"
 )
 
+// Known tells whether l is one of the levels, "" being Default.
+func (l Level) Known() bool {
+	switch l {
+	case Fastest, Fast, Default, Slow, Slowest, "":
+		return true
+	}
+	return false
+}
+
 func (l Level) flate() int {
 	switch l {
 	case Fastest:
@@ -64,7 +73,10 @@ func (l Level) zstd() int {
 }
 
 // ErrOneFile is of a raw artifact that is not exactly one file.
-var ErrOneFile = errors.New("only one file can be uploaded as raw")
+var ErrOneFile = errors.New("only one file can be sent as raw")
+
+// ErrNotRegular is of a directory or a link among the files of a gzip.
+var ErrNotRegular = errors.New("is not a regular file")
 
 // Write reads a tar stream to its end and writes it in a format. entries is how
 // many the stream had; with 0, what was written is worth nothing.
@@ -126,7 +138,7 @@ func writeGzip(w io.Writer, r io.Reader, l Level) (int, error) {
 	files := 0
 	_, err := each(r, func(h *tar.Header, r io.Reader) error {
 		if h.Typeflag != tar.TypeReg {
-			return nil
+			return fmt.Errorf("the %q %w", strings.TrimSuffix(h.Name, "/"), ErrNotRegular)
 		}
 		files++
 		z, err := kgzip.NewWriterLevel(w, level)
@@ -155,9 +167,6 @@ func latin1(s string) string {
 func writeRaw(w io.Writer, r io.Reader) (int, error) {
 	files := 0
 	_, err := each(r, func(h *tar.Header, r io.Reader) error {
-		if h.Typeflag != tar.TypeReg {
-			return nil
-		}
 		if files++; files > 1 {
 			return ErrOneFile
 		}

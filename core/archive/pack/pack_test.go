@@ -210,7 +210,10 @@ func TestZipNumbers(t *testing.T) {
 func TestGzipAndRaw(t *testing.T) {
 	var b bytes.Buffer
 	files := []file{{"r/", "", 0o755}, {"r/j1.xml", "<testsuite/>\n", 0o644}, {"r/j\u00ff.xml", "<testsuite name=2/>\n", 0o644}}
-	if n, err := pack.Write(&b, stream(t, files...), job.Gzip, ""); n != 2 || err != nil {
+	if _, err := pack.Write(io.Discard, stream(t, files...), job.Gzip, ""); !errors.Is(err, pack.ErrNotRegular) || err.Error() != `the "r" is not a regular file` {
+		t.Errorf("a directory: %v", err)
+	}
+	if n, err := pack.Write(&b, stream(t, files[1:]...), job.Gzip, ""); n != 2 || err != nil {
 		t.Fatal(n, err)
 	}
 	z, err := gzip.NewReader(&b)

@@ -5,7 +5,6 @@ import (
 	"archive/zip"
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -22,10 +21,8 @@ const maxLink = 64 << 10
 // zstdMagic begins a tarzstd archive.
 var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 
-// ErrNoArchive is of a file that is neither a zip nor a tar of zstd.
-var ErrNoArchive = errors.New("not an archive that can be extracted")
-
-// Read writes the archive in f, a zip or a tar of zstd, as a tar stream. What
+// Read writes the archive in f, a zip or a tar of zstd, as a tar stream. What is
+// neither is told of as a bad zip. What
 // its entries are named is for core/archive to judge.
 func Read(w io.Writer, f *os.File) error {
 	fi, err := f.Stat()
@@ -34,14 +31,14 @@ func Read(w io.Writer, f *os.File) error {
 	}
 	magic := make([]byte, 4)
 	if n, err := f.ReadAt(magic, 0); err != nil && n < len(magic) {
-		return fmt.Errorf("%w: it has %d bytes", ErrNoArchive, n)
+		return zip.ErrFormat
 	}
 	if bytes.Equal(magic, zstdMagic) {
 		return readTar(w, io.NewSectionReader(f, 0, fi.Size()))
 	}
 	z, err := zip.NewReader(f, fi.Size())
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrNoArchive, err)
+		return err // its words are gitlab-runner's
 	}
 	z.RegisterDecompressor(zstdMethod, func(r io.Reader) io.ReadCloser {
 		d, err := zst.NewReader(r)

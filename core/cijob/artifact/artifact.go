@@ -15,9 +15,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/json"
+	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
+	"mime"
 	"net/http"
 	"net/url"
 	"path"
@@ -33,8 +36,9 @@ import (
 
 // tries is how often a transfer is tried, tryWait what is between.
 const (
-	tries   = 3
-	tryWait = time.Second
+	tries            = 3
+	unavailableTries = 6 // of an upload that GitLab is too busy for
+	tryWait          = time.Second
 )
 
 // Client implements cijob.Artifacts. The zero Client is ready.
@@ -62,6 +66,12 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) error {
 type final struct{ error }
 
 func isFinal(err error) bool { f := final{}; return errors.As(err, &f) }
+
+var errUnavailable = errors.New("service unavailable")
+
+// errNoAnswer is what gitlab-runner says of an upload that GitLab refused for a
+// reason that it has no words for.
+var errNoAnswer = errors.New("upload failed with no response from coordinator")
 
 // errInvalid is what gitlab-runner says of an answer that is none of those that
 // it expects.
@@ -132,6 +142,7 @@ type body func() (content io.Reader, contentType string, err error)
 // call makes a request, following redirections that are safe to follow.
 func (s *session) call(ctx context.Context, method, target string, make body, follow func(status int) bool) (*http.Response, error) {
 	requestID := requestID()
+	from := ""
 	for hop := 0; ; hop++ {
 		u, err := url.Parse(target)
 		if err != nil {
@@ -159,7 +170,13 @@ func (s *session) call(ctx context.Context, method, target string, make body, fo
 		if u.Scheme == s.base.Scheme && u.Host == s.base.Host {
 			req.Header.Set("Job-Token", s.tok)
 		}
+		if from != "" {
+			req.Header.Set("Referer", from)
+		}
 		resp, err := s.http.Do(req)
+		if err != nil && hop == 0 {
+			return nil, fmt.Errorf("%s %q: %w", title(method), target, plain(err))
+		}
 		if err != nil {
 			return nil, plain(err)
 		}
@@ -176,8 +193,69 @@ func (s *session) call(ctx context.Context, method, target string, make body, fo
 		case hop >= maxHops:
 			return nil, final{fmt.Errorf("GitLab redirects more than %d times", maxHops)}
 		}
+		if resp.StatusCode < http.StatusTemporaryRedirect && method != http.MethodGet {
+			method, make = http.MethodGet, nil // as every client takes them
+		}
+		if u.Scheme == s.base.Scheme && u.Host == s.base.Host { // another's address may be a signature
+			from = referer(u)
+		}
 		target = to.String()
 	}
+}
+
+// title is a method as Go's errors name it.
+func title(method string) string { return method[:1] + strings.ToLower(method[1:]) }
+
+// referer is an address as the next server of a redirection is told it.
+func referer(u *url.URL) string {
+	bare := *u
+	bare.User, bare.Fragment = nil, ""
+	return bare.String()
+}
+
+// maxReason bounds what is read of GitLab's reason, in bytes.
+const maxReason = 64 << 10
+
+// reason is an answer in gitlab-runner's words: with what GitLab says of it,
+// unless that is no more than the status.
+func reason(resp *http.Response) string {
+	kind, _, err := mime.ParseMediaType(resp.Header.Get("Content-Type"))
+	if err != nil || resp.StatusCode < 300 {
+		return strings.TrimSpace(resp.Status)
+	}
+	status := fmt.Sprintf("%d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	switch kind {
+	case "application/xml", "text/xml": // an object store's
+		var said struct {
+			XMLName       xml.Name `xml:"Error"`
+			Code, Message string
+		}
+		if xml.NewDecoder(io.LimitReader(resp.Body, maxReason)).Decode(&said) == nil && said.Code != "" {
+			return fmt.Sprintf("%s (%s: %s)", status, said.Code, said.Message)
+		}
+	case "application/json":
+		var said struct{ Message json.RawMessage }
+		if json.NewDecoder(io.LimitReader(resp.Body, maxReason)).Decode(&said) != nil {
+			break
+		}
+		u := *resp.Request.URL
+		u.User, u.RawQuery, u.Fragment = nil, "", ""
+		text := fmt.Sprintf("%s %s: %s", resp.Request.Method, u.String(), status)
+		if m := message(said.Message); m != status {
+			text += " (" + m + ")"
+		}
+		return text
+	}
+	return strings.TrimSpace(resp.Status)
+}
+
+// message is GitLab's, which may be an object of lists.
+func message(raw json.RawMessage) string {
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	return string(raw)
 }
 
 func requestID() string {
@@ -221,14 +299,23 @@ func (s *session) patient(ctx context.Context, method, target string, make body,
 	}
 }
 
-// retried tries a transfer as often as it may be.
+// retried tries a transfer as often as it may be. who is a field of the lines
+// that tell of it; "" = none.
 func (s *session) retried(ctx context.Context, who string, do func(try int) error) error {
 	for try := 0; ; try++ {
 		err := do(try)
-		if err == nil || isFinal(err) || ctx.Err() != nil || try == tries-1 {
+		max := tries
+		if errors.Is(err, errUnavailable) {
+			max = unavailableTries
+		}
+		if err == nil || isFinal(err) || ctx.Err() != nil || try == max-1 {
 			return err
 		}
-		s.log.Warning("Retrying...", transfer.Fields{"context": who, "error": err})
+		f := transfer.Fields{"error": err}
+		if who != "" {
+			f["context"] = who
+		}
+		s.log.Warning("Retrying...", f)
 		if serr := s.c.sleep(ctx, tryWait); serr != nil {
 			return serr
 		}
@@ -249,9 +336,21 @@ func nameOf(a job.Artifact, name string) string {
 	return name + ".zip"
 }
 
+// expanded is an artifact's own name: with variables that are not there, it may
+// have none.
+func expanded(name string, t cijob.Transfer) string {
+	if name == "" {
+		return ""
+	}
+	if name = path.Base(transfer.Words(t, name)); name == "." || name == "/" {
+		return "default"
+	}
+	return name
+}
+
 // baseName is an artifact's name as the beginning of a file's.
 func baseName(name string) string {
-	if name = path.Base(name); name == "." || name == "/" {
+	if name == "" {
 		return "artifacts"
 	}
 	return name

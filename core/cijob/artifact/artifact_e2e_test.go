@@ -139,9 +139,10 @@ func TestUploadFails(t *testing.T) {
 		tries   int
 		lines   []string
 	}{
-		{gitlabtest.Rule{On: "upload", Status: 413}, job.TooLarge, 1, []string{found, fail(413, "413 Request Entity Too Large"), "\x1b[31;1mFATAL: too large                                  \x1b[0;m "}},
-		{gitlabtest.Rule{On: "upload", Status: 403}, job.Failed, 1, []string{found, fail(403, "403 Forbidden"), "\x1b[31;1mFATAL: permission denied                          \x1b[0;m "}},
+		{gitlabtest.Rule{On: "upload", Status: 413}, job.TooLarge, 1, []string{found, fail(413, "413 Request Entity Too Large (413 from rule)"), "\x1b[31;1mFATAL: too large                                  \x1b[0;m "}},
+		{gitlabtest.Rule{On: "upload", Status: 403}, job.Failed, 1, []string{found, fail(403, "403 Forbidden (403 from rule)"), "\x1b[31;1mFATAL: permission denied                          \x1b[0;m "}},
 		{gitlabtest.Rule{On: "upload", To: 2, Status: 503}, job.Uploaded, 3, []string{found, waiting, waiting, created}},
+		{gitlabtest.Rule{On: "upload", Status: 503}, job.Failed, 30, nil},
 		{gitlabtest.Rule{On: "upload", Status: 500}, job.Failed, 15, nil},
 		{gitlabtest.Rule{On: "upload", Status: 400}, job.Failed, 3, nil},
 	} {
@@ -200,7 +201,7 @@ func TestDownload(t *testing.T) {
 		t.Error(d)
 	}
 	l := r.lines()
-	if want := "Downloading artifacts from coordinator... ok      \x1b[0;m  correlation_id\x1b[0;m=X id\x1b[0;m=1046 status\x1b[0;m=200 token\x1b[0;m=64_jobtok"; l[len(l)-1] != want {
+	if want := "Downloading artifacts from coordinator... ok      \x1b[0;m  correlation_id\x1b[0;m=X host\x1b[0;m=" + strings.TrimPrefix(r.tr.Job.ServerURL, "http://") + " id\x1b[0;m=1046 status\x1b[0;m=200 token\x1b[0;m=64_jobtok"; l[len(l)-1] != want {
 		t.Errorf("%q", l[len(l)-1])
 	}
 }

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net/http"
+	"net/url"
 	"os"
 
 	"virtkit/core/archive/pack"
@@ -26,7 +28,7 @@ func (c *Client) Download(ctx context.Context, t cijob.Transfer, d job.Dependenc
 		return err
 	}
 	defer f.Close()
-	err = s.retried(ctx, "artifacts-downloader", func(try int) error {
+	err = s.retried(ctx, "", func(try int) error {
 		if err := f.Truncate(0); err != nil {
 			return final{err}
 		}
@@ -52,44 +54,82 @@ func redirected(status int) bool {
 	return false
 }
 
-// download fetches the archive. The direct way, by GitLab's redirection to its
-// object store, has no retries of the transport.
+const downloading = "Downloading artifacts from coordinator..."
+
+// download fetches the archive. The direct way asks for GitLab's redirection to
+// its object store, and has no retries of the transport until it has one.
 func (s *session) download(ctx context.Context, f *os.File, direct bool) error {
-	const what = "Downloading artifacts from coordinator..."
-	get, query := s.patient, ""
-	if direct {
-		get, query = s.call, "direct_download=true"
-	}
-	resp, err := get(ctx, http.MethodGet, s.target(query), nil, redirected)
-	if err != nil {
-		s.log.Error(what+" error", transfer.Fields{"error": err, "id": s.job, "token": shortToken(s.tok)})
-		if isFinal(err) {
-			return err
+	if !direct {
+		resp, err := s.patient(ctx, http.MethodGet, s.target(""), nil, redirected)
+		if err != nil {
+			return s.unanswered(err)
 		}
-		return errInvalid
+		defer drop(resp)
+		told := s.fields(resp)
+		told["host"] = resp.Request.URL.Host
+		failed := maps.Clone(told)
+		failed["status"] = resp.Status
+		return s.take(f, resp, told, failed)
+	}
+	const query = "direct_download=true"
+	resp, err := s.call(ctx, http.MethodGet, s.target(query), nil, func(int) bool { return false })
+	if err != nil {
+		return s.unanswered(err)
 	}
 	defer drop(resp)
+	told := s.fields(resp)
+	if resp.StatusCode != http.StatusFound && resp.StatusCode != http.StatusTemporaryRedirect {
+		return s.take(f, resp, told, told)
+	}
+	if to, err := url.Parse(resp.Header.Get("Location")); err == nil && to.Host != "" {
+		s.log.Info("Direct download from "+to.Host, told)
+	}
+	resp, err = s.patient(ctx, http.MethodGet, s.target(query), nil, redirected)
+	if err != nil {
+		return s.unanswered(err)
+	}
+	defer drop(resp)
+	return s.take(f, resp, told, told)
+}
+
+// unanswered tells of a request that came to no answer.
+func (s *session) unanswered(err error) error {
+	s.log.Error(downloading+" error", transfer.Fields{"error": err, "id": s.job, "token": shortToken(s.tok)})
+	if isFinal(err) {
+		return err
+	}
+	return errInvalid
+}
+
+// take keeps what an answer brings. The fields are those of the line that tells
+// of it, and of one that nothing is known of.
+func (s *session) take(f *os.File, resp *http.Response, told, unknown transfer.Fields) error {
+	status := func(text string) transfer.Fields {
+		told := maps.Clone(told)
+		told["status"] = text
+		return told
+	}
 	switch resp.StatusCode {
 	case http.StatusOK:
 		if _, err := io.Copy(&transfer.Capped{W: f, N: transfer.MaxArchive}, resp.Body); err != nil {
-			s.log.Error(what+" error", transfer.Fields{"error": plain(err), "id": s.job, "token": shortToken(s.tok)})
 			if errors.Is(err, transfer.ErrTooLarge) {
+				s.log.Error(downloading+" error", transfer.Fields{"error": err, "id": s.job, "token": shortToken(s.tok)})
 				return final{err}
 			}
-			return errInvalid
+			return s.unanswered(plain(err))
 		}
-		s.log.Info(what+" ok", s.fields(resp))
+		s.log.Info(downloading+" ok", told)
 		return nil
 	case http.StatusUnauthorized:
-		s.log.Error(what+" unauthorized", s.fields(resp))
+		s.log.Error(downloading+" unauthorized", status(resp.Status))
 		return final{errors.New("permission denied")}
 	case http.StatusForbidden:
-		s.log.Error(what+" forbidden", s.fields(resp))
+		s.log.Error(downloading+" forbidden", status(reason(resp)))
 		return final{errors.New("permission denied")}
 	case http.StatusNotFound:
-		s.log.Error(what+" not found", s.fields(resp))
+		s.log.Error(downloading+" not found", told)
 		return final{os.ErrNotExist}
 	}
-	s.log.Warning(what+" failed", s.fields(resp))
+	s.log.Warning(downloading+" failed", unknown)
 	return errInvalid
 }

@@ -80,7 +80,7 @@ func wantsProvenance(t cijob.Transfer, a job.Artifact) bool {
 
 // provenanceName is the statement's file in the archive.
 func provenanceName(t cijob.Transfer, a job.Artifact) string {
-	return baseName(t.Expand(a.Name)) + "-metadata.json"
+	return baseName(expanded(a.Name, t)) + "-metadata.json"
 }
 
 // provenance is what the job says of the files.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"strings"
 
+	"virtkit/core/archive/pack"
 	"virtkit/core/cijob"
 	"virtkit/core/cijob/transfer"
 	"virtkit/core/fleet/job"
@@ -39,6 +41,8 @@ func (c *Client) Upload(ctx context.Context, t cijob.Transfer, a job.Artifact) (
 	case errors.Is(err, transfer.ErrTooLarge):
 		s.log.Fatal(err.Error())
 		return job.TooLarge, err
+	case errors.Is(err, pack.ErrOneFile), errors.Is(err, pack.ErrNotRegular):
+		return job.Failed, s.cannotPack(ctx, a, err)
 	case err != nil:
 		s.log.Fatal(err.Error())
 		return job.Failed, err
@@ -57,8 +61,31 @@ func (c *Client) Upload(ctx context.Context, t cijob.Transfer, a job.Artifact) (
 	return outcome, err
 }
 
-func (s *session) upload(ctx context.Context, a job.Artifact, f *os.File) (string, error) {
-	q := url.Values{}
+// notSent is a request that came to no answer, in gitlab-runner's words.
+func notSent(target string, err error) error {
+	return fmt.Errorf("execute raw request: execute request: couldn't execute POST against %s: %w", target, err)
+}
+
+// failed tells of a request that came to no answer.
+func (s *session) failed(what string, err error) error {
+	s.log.Error(what+" error", transfer.Fields{"correlation_id": requestID(), "error": err, "id": s.job, "token": shortToken(s.tok)})
+	return err
+}
+
+// cannotPack tells of files that cannot be in a format. gitlab-runner packs them
+// while it sends them, so it is a request that it cannot end.
+func (s *session) cannotPack(ctx context.Context, a job.Artifact, cause error) error {
+	what, q := naming(a)
+	target := s.target(q.Encode())
+	err := notSent(target, fmt.Errorf("Post %q: failed to copy content to form: %w", target, cause))
+	err = s.retried(ctx, "artifacts-uploader", func(int) error { return s.failed(what, err) })
+	s.log.Fatal(err.Error())
+	return err
+}
+
+// naming is how an upload of an artifact is told of, and its query.
+func naming(a job.Artifact) (what string, q url.Values) {
+	q = url.Values{}
 	for k, v := range map[string]string{"artifact_format": string(a.Format), "artifact_type": a.Type, "expire_in": a.ExpireIn} {
 		if v != "" {
 			q.Set(k, v)
@@ -67,27 +94,32 @@ func (s *session) upload(ctx context.Context, a job.Artifact, f *os.File) (strin
 	if a.Type == "" {
 		q.Del("artifact_format") // GitLab named none: it is the default's
 	}
-	what := "Uploading artifacts"
+	what = "Uploading artifacts"
 	if a.Type != "" {
 		what += ` as "` + a.Type + `"`
 	}
-	what += " to coordinator..."
-	resp, err := s.patient(ctx, http.MethodPost, s.target(q.Encode()), form(nameOf(a, s.t.Expand(a.Name)), f), func(status int) bool {
-		return status == http.StatusTemporaryRedirect || status == http.StatusPermanentRedirect
-	})
+	return what + " to coordinator...", q
+}
+
+func (s *session) upload(ctx context.Context, a job.Artifact, f *os.File) (string, error) {
+	what, q := naming(a)
+	level, _ := s.t.Lookup("ARTIFACT_COMPRESSION_LEVEL")
+	content := form(nameOf(a, expanded(a.Name, s.t)), f)
+	resp, err := s.patient(ctx, http.MethodPost, s.target(q.Encode()), func() (io.Reader, string, error) {
+		s.log.CheckLevel(level)
+		return content()
+	}, redirected)
 	if err != nil {
-		s.log.Error(what+" error", transfer.Fields{"error": err, "id": s.job, "token": shortToken(s.tok)})
-		if isFinal(err) {
-			return job.Failed, err
+		if !isFinal(err) {
+			err = notSent(s.target(q.Encode()), err)
 		}
-		return job.Failed, errInvalid
+		return job.Failed, s.failed(what, err)
 	}
 	defer drop(resp)
-	status := strings.TrimSpace(resp.Status)
-	said := what + " POST " + strings.TrimSuffix(s.target(""), "?") + ": " + status
+	said := what + " " + reason(resp)
 	switch resp.StatusCode {
 	case http.StatusCreated:
-		s.log.Info(what+" "+status, s.fields(resp))
+		s.log.Info(said, s.fields(resp))
 		return job.Uploaded, nil
 	case http.StatusForbidden:
 		s.log.Error(said, s.fields(resp))
@@ -97,10 +129,10 @@ func (s *session) upload(ctx context.Context, a job.Artifact, f *os.File) (strin
 		return job.TooLarge, final{errors.New("too large")}
 	case http.StatusServiceUnavailable:
 		s.log.Error(said, s.fields(resp))
-		return job.Failed, errors.New("service unavailable")
+		return job.Failed, errUnavailable
 	}
 	s.log.Warning(said, s.fields(resp))
-	return job.Failed, errInvalid
+	return job.Failed, errNoAnswer
 }
 
 // form is the file as the one part of a form, read anew each time.

@@ -211,9 +211,10 @@ func (r *Registry) save(ctx context.Context, t cijob.Transfer, c job.Cache, log 
 	}
 	if n == 0 {
 		// As with an archive of nothing, but what is kept stays.
-		log.Info("No files to cache", nil)
+		log.Warning("No files to cache.", nil)
 		return nil
 	}
+	log.CheckLevel(level)
 	asking, cancel := limited(ctx, t)
 	defer cancel()
 	size, err := kind.Put(asking, ref, f, r.Auth, r.Options)

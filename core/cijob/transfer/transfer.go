@@ -21,6 +21,7 @@ import (
 	"sync"
 
 	"virtkit/core/archive"
+	"virtkit/core/archive/pack"
 	"virtkit/core/cijob"
 	"virtkit/core/guestwire"
 	"virtkit/core/runner"
@@ -72,6 +73,13 @@ func (l *Log) Error(text string, f Fields) { l.line(red, "ERROR: "+text, f) }
 
 // Fatal tells why it ends.
 func (l *Log) Fatal(text string) { l.line(red, "FATAL: "+text, nil) }
+
+// CheckLevel tells of a compression level that is none.
+func (l *Log) CheckLevel(level string) {
+	if !pack.Level(level).Known() {
+		l.Warning(fmt.Sprintf("compression level %q is invalid, falling back to default", level), nil)
+	}
+}
 
 // Begin is the first line of each transfer: what does it.
 func (l *Log) Begin() {
@@ -167,10 +175,10 @@ type Selection struct {
 func Archive(ctx context.Context, t cijob.Transfer, s Selection, log *Log, consume func(io.Reader) error) error {
 	args := []string{"archive"}
 	for _, p := range s.Paths {
-		args = append(args, "--path="+t.Expand(p))
+		args = append(args, "--path="+Words(t, p))
 	}
 	for _, p := range s.Exclude {
-		args = append(args, "--exclude="+t.Expand(p))
+		args = append(args, "--exclude="+Words(t, p))
 	}
 	if s.Untracked {
 		args = append(args, "--untracked")

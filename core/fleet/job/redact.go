@@ -41,6 +41,9 @@ func (j *CiJob) Secrets() []string {
 	for _, c := range j.RegistryCredentials {
 		out = append(out, c.Password)
 	}
+	for i, s := range out {
+		out[i] = strings.TrimSpace(s) // as gitlab-runner masks them
+	}
 	out = slices.DeleteFunc(out, func(s string) bool { return s == "" })
 	slices.SortFunc(out, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), strings.Compare(a, b)) })
 	return slices.Compact(out)

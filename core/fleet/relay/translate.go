@@ -69,6 +69,13 @@ func translate(raw []byte, s Source) (*response, *job.CiJob, error) {
 	return &r, j, nil
 }
 
+// Spec is the job that GitLab's answer becomes. An error says why it is none,
+// and holds no secret.
+func Spec(raw []byte, s Source) (*job.CiJob, error) {
+	_, j, err := translate(raw, s)
+	return j, err
+}
+
 func unsupportedJob(r *response) error {
 	refuse := func(format string, a ...any) error {
 		return &refusal{failure: job.Configuration, text: fmt.Sprintf(format, a...)}
@@ -117,7 +124,7 @@ func (r *response) spec(s Source) (*job.CiJob, error) {
 		Trace:     job.Trace{Sections: r.Features.TraceSections, TokenMaskPrefixes: r.Features.TokenMaskPrefixes, LimitBytes: s.OutputLimit},
 	}
 	if j.TimeoutSecs <= 0 {
-		j.TimeoutSecs = 3600 // as gitlab-runner takes a job without one
+		j.TimeoutSecs = 7200 // as gitlab-runner takes a job without one
 	}
 	for _, st := range r.Steps {
 		j.Steps = append(j.Steps, job.Step{Name: st.Name, Script: orEmpty(st.Script), TimeoutSecs: max(st.Timeout, 0), When: when(st.When), AllowFailure: st.AllowFailure})
@@ -239,13 +246,11 @@ func (v values) isTrue(key string) bool {
 	return err == nil && n == 1
 }
 
-func (v values) has(key string) bool { _, ok := v[key]; return ok }
-
 // timestamps says whether the job's trace has them: on unless FF_TIMESTAMPS
 // says otherwise.
 func timestamps(list []job.Variable) bool {
-	v := valuesOf(list)
-	return !v.has("FF_TIMESTAMPS") || v["FF_TIMESTAMPS"] == "" || v.isTrue("FF_TIMESTAMPS")
+	on, err := strconv.ParseBool(valuesOf(list)["FF_TIMESTAMPS"])
+	return on || err != nil
 }
 
 // caches expands and sanitizes the keys.

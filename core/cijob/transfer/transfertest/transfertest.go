@@ -32,7 +32,7 @@ func (Guest) Exec(_ context.Context, r guestwire.ExecRequest, s runner.Stdio, _ 
 	var err error
 	switch {
 	case len(r.Argv) > 1 && r.Argv[0] == "vk-agent" && r.Argv[1] == "archive":
-		sel := archive.Selection{Tree: r.Dir}
+		sel := archive.Selection{Tree: r.Dir, Stderr: s.Err}
 		for _, a := range r.Argv[2:] {
 			switch k, v, _ := strings.Cut(a, "="); k {
 			case "--path":
