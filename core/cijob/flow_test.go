@@ -63,6 +63,7 @@ type moves struct {
 	mu   sync.Mutex
 	did  []string
 	fail map[string]error
+	once map[string]error // the first time alone
 }
 
 func (m *moves) note(format string, a ...any) error {
@@ -70,6 +71,10 @@ func (m *moves) note(format string, a ...any) error {
 	defer m.mu.Unlock()
 	what := fmt.Sprintf(format, a...)
 	m.did = append(m.did, what)
+	if err := m.once[what]; err != nil {
+		delete(m.once, what)
+		return err
+	}
 	return m.fail[what]
 }
 
@@ -221,6 +226,7 @@ func TestFailures(t *testing.T) {
 	for name, c := range map[string]struct {
 		ends     map[string][]cijob.Ended
 		moves    map[string]error
+		once     map[string]error
 		vars     map[string]string
 		failure  job.Failure
 		code     *int
@@ -242,7 +248,7 @@ func TestFailures(t *testing.T) {
 		"prepare, at last":   {ends: map[string][]cijob.Ended{"prepare": {systemFails, systemFails, {}}}, calls: "3", last: "Job succeeded"},
 		"image":              {ends: map[string][]cijob.Ended{"prepare": {pull}}, failure: job.ImagePull, not: "prepare_script", calls: "1"},
 		"download":           {moves: map[string]error{"download 901 true": errors.New("x"), "download 901 false": errors.New("x")}, vars: map[string]string{"ARTIFACT_DOWNLOAD_ATTEMPTS": "2"}, failure: job.ExternalDependency, code: &one, not: "step_script", last: "exit status 1"},
-		"download, at last":  {moves: map[string]error{"download 901 true": errors.New("x")}, vars: map[string]string{"ARTIFACT_DOWNLOAD_ATTEMPTS": "2"}, last: "Job succeeded"},
+		"download, at last":  {once: map[string]error{"download 901 true": errors.New("x")}, vars: map[string]string{"ARTIFACT_DOWNLOAD_ATTEMPTS": "2"}, last: "Job succeeded"},
 		"upload":             {moves: map[string]error{"upload on_success": errors.New("x")}, failure: job.ExternalDependency, code: &one, last: "exit status 1", uploaded: "upload on_success"},
 		"script and upload":  {ends: map[string][]cijob.Ended{"step_script": {exit("3")}}, moves: map[string]error{"upload on_failure": errors.New("x")}, failure: job.Script, code: &three},
 		"caches":             {moves: map[string]error{"restore always": errors.New("x"), "save always": errors.New("x")}, last: "Job succeeded"},
@@ -250,7 +256,9 @@ func TestFailures(t *testing.T) {
 		"after_script, told": {ends: map[string][]cijob.Ended{"after_script": {exit("7")}}, vars: map[string]string{"AFTER_SCRIPT_IGNORE_ERRORS": "false"}, failure: job.Script, code: &seven, last: "exit status 7"},
 		"cleaning files":     {ends: map[string][]cijob.Ended{"cleanup_file_variables": {exit("1")}}, last: "Job succeeded"},
 		"cleanup":            {ends: map[string][]cijob.Ended{"cleanup": {systemFails}}, last: "Job succeeded"},
-		"strategy":           {vars: map[string]string{"GIT_STRATEGY": "steal"}, failure: job.Configuration, not: "prepare_script", last: `GIT_STRATEGY is "steal", expected fetch, clone, none or empty`},
+		"strategy":           {vars: map[string]string{"GIT_STRATEGY": "steal"}, last: "Job succeeded"},
+		"clone path":         {vars: map[string]string{"GIT_CLONE_PATH": "/elsewhere"}, failure: job.Configuration, not: "prepare_script", last: "setting GIT_CLONE_PATH is not allowed, enable `custom_build_dir` feature"},
+		"submodules":         {vars: map[string]string{"GIT_SUBMODULE_STRATEGY": "steal"}, failure: job.System, not: "get_sources", last: "unknown GIT_SUBMODULE_STRATEGY"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newFlow()
@@ -262,6 +270,7 @@ func TestFailures(t *testing.T) {
 			for k, v := range c.ends {
 				f.exec.ends[k] = v
 			}
+			f.moves.once = c.once
 			for k, v := range c.moves {
 				f.moves.fail[k] = v
 			}
@@ -310,7 +319,7 @@ func TestCancelWhere(t *testing.T) {
 		in   string
 		want string // the calls after it
 	}{
-		"graceful in get_sources": {wire.CancelGraceful, "get_sources", "cleanup_file_variables cleanup"},
+		"graceful in get_sources": {wire.CancelGraceful, "get_sources", "cleanup"},
 		"graceful in the script":  {wire.CancelGraceful, "step_script", "after_script cleanup_file_variables cleanup"},
 		"graceful in prepare":     {wire.CancelGraceful, "prepare", "cleanup"},
 		"immediate in the script": {wire.CancelImmediate, "step_script", "cleanup"},
@@ -353,9 +362,10 @@ func TestCancelWhere(t *testing.T) {
 // TestMessageIsMasked: what the hub keeps of a failure has no secret in it.
 func TestMessageIsMasked(t *testing.T) {
 	f := newFlow()
-	f.j.Variables = append(f.j.Variables, job.Variable{Key: "GIT_STRATEGY", Value: "s3cr3t-value", Masked: true})
+	f.j.Variables = append(f.j.Variables, job.Variable{Key: "POLICY", Value: "s3cr3t-value", Masked: true})
+	f.j.Caches = []job.Cache{{Key: "k", Policy: "$POLICY", When: job.OnSuccess, Paths: []string{"p"}}}
 	res, out := f.run(t)
-	if !strings.Contains(res.Message, `GIT_STRATEGY is "[MASKED]"`) || strings.Contains(out, "s3cr3t") {
+	if !strings.Contains(res.Message, "unknown cache policy [MASKED] for k") || strings.Contains(out, "s3cr3t") {
 		t.Errorf("%s\n%s", res.Message, out)
 	}
 }

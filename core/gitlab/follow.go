@@ -209,6 +209,9 @@ func (f *Follower) patch(ctx context.Context, size int64) patchState {
 	f.heed(a)
 	switch a.status {
 	case http.StatusAccepted:
+		if s := a.jobStatus(); s == "canceled" || s == "failed" {
+			return refused // as gitlab-runner, which sends the piece again
+		}
 		f.offset += int64(len(p))
 		f.last = time.Now()
 		f.pace(a)

@@ -213,7 +213,8 @@ func (p *replay) cancels() wire.CancelMode {
 		switch {
 		case r.On == "patch" && r.JobStatus == "canceling":
 			return wire.CancelGraceful
-		case r.On == "patch" && r.JobStatus == "canceled", r.On == "put_running" && r.Status == http.StatusNotFound:
+		case r.On == "patch" && (r.JobStatus == "canceled" || r.JobStatus == "failed" || r.Status == http.StatusForbidden),
+			r.On == "put_running" && (r.Status == http.StatusNotFound || r.Status == http.StatusForbidden || r.JobStatus == "canceled"):
 			return wire.CancelImmediate
 		}
 	}

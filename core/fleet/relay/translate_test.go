@@ -65,7 +65,7 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if spec.TimeoutSecs != 3600 || spec.Steps[0].When != job.OnSuccess || spec.Steps[0].Script == nil || spec.Artifacts[0].Format != job.Zip || spec.Artifacts[0].When != job.OnSuccess ||
+	if spec.TimeoutSecs != 7200 || spec.Steps[0].When != job.OnSuccess || spec.Steps[0].Script == nil || spec.Artifacts[0].Format != job.Zip || spec.Artifacts[0].When != job.OnSuccess ||
 		spec.Caches[0].Policy != job.PullPush || spec.Caches[0].When != job.OnSuccess || spec.Image != nil || spec.Sources.ObjectFormat != "sha1" || spec.Sources.AllowFetch {
 		t.Errorf("%+v", spec)
 	}
