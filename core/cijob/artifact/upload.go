@@ -77,7 +77,7 @@ func (s *session) failed(what string, err error) error {
 func (s *session) cannotPack(ctx context.Context, a job.Artifact, cause error) error {
 	what, q := naming(a)
 	target := s.target(q.Encode())
-	err := notSent(target, fmt.Errorf("Post %q: failed to copy content to form: %w", target, cause))
+	err := notSent(target, fmt.Errorf("%s %q: failed to copy content to form: %w", title(http.MethodPost), target, cause))
 	err = s.retried(ctx, "artifacts-uploader", func(int) error { return s.failed(what, err) })
 	s.log.Fatal(err.Error())
 	return err

@@ -10,6 +10,9 @@
 // of a recording say (gitlabtest.Recording), in that recording. Tests compare
 // virtkit's own runner with both.
 //
+// With -vk, the runner has the custom executor, and vk for its driver: what comes
+// of the jobs is printed, and nothing is written.
+//
 // Each scenario has a stand-in GitLab and a gitlab-runner of its own.
 package main
 
@@ -19,6 +22,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -40,12 +44,14 @@ func main() {
 	parallel := flag.Int("parallel", 4, "how many scenarios run at once")
 	limit := flag.Duration("limit", 5*time.Minute, "how long one may take")
 	common := flag.String("common", "testdata/ci-jobs/common.json", "what all jobs have")
+	vk := flag.String("vk", "", "a vk that is the driver of the custom executor")
+	listen := flag.String("listen", "127.0.0.1:0", "where the stand-in GitLab listens; a fixed port needs -parallel 1")
 	flag.Parse()
 	if flag.NArg() < 1 {
 		fmt.Fprintln(os.Stderr, "runnerrec: no directory: name testdata/ci-more or testdata/runner-api")
 		os.Exit(2)
 	}
-	r := &recorder{runner: *runner, api: *api, dir: flag.Arg(0), limit: *limit}
+	r := &recorder{runner: *runner, api: *api, dir: flag.Arg(0), limit: *limit, vk: *vk, listen: *listen}
 	if err := r.run(*common, flag.Args()[1:], *parallel); err != nil {
 		fmt.Fprintln(os.Stderr, "runnerrec:", err)
 		os.Exit(1)
@@ -54,6 +60,7 @@ func main() {
 
 type recorder struct {
 	runner, dir string
+	vk, listen  string
 	api         bool
 	limit       time.Duration
 	com         gitlabtest.Common
@@ -127,9 +134,20 @@ shutdown_timeout = 5
   token = "glrt-peertoken0123456789ab"
   token_obtained_at = 2024-01-01T00:00:00Z
   token_expires_at = 0001-01-01T00:00:00Z
-  executor = "shell"
+  executor = %q
   builds_dir = %q
   cache_dir = %q
+`
+
+const custom = `  [runners.custom]
+    config_exec = %[1]q
+    config_args = ["gitlab", "config"]
+    prepare_exec = %[1]q
+    prepare_args = ["gitlab", "prepare"]
+    run_exec = %[1]q
+    run_args = ["gitlab", "run"]
+    cleanup_exec = %[1]q
+    cleanup_args = ["gitlab", "cleanup"]
 `
 
 func (r *recorder) start(ready func(*gitlabtest.Server)) (*world, error) {
@@ -151,10 +169,21 @@ func (r *recorder) start(ready func(*gitlabtest.Server)) (*world, error) {
 	if ready != nil {
 		ready(w.gitlab)
 	}
-	srv := httptest.NewServer(w.gitlab)
+	l, err := net.Listen("tcp", r.listen)
+	if err != nil {
+		return nil, err
+	}
+	srv := httptest.NewUnstartedServer(w.gitlab)
+	srv.Listener.Close()
+	srv.Listener = l
+	srv.Start()
 	w.url = srv.URL
 	conf := filepath.Join(dir, "config.toml")
-	err = errors.Join(os.WriteFile(conf, fmt.Appendf(nil, config, w.url, filepath.Join(dir, "builds"), filepath.Join(dir, "cache")), 0o600),
+	text := fmt.Appendf(nil, config, w.url, "shell", filepath.Join(dir, "builds"), filepath.Join(dir, "cache"))
+	if r.vk != "" {
+		text = fmt.Appendf(fmt.Appendf(nil, config, w.url, "custom", "/builds", "/cache"), custom, r.vk)
+	}
+	err = errors.Join(os.WriteFile(conf, text, 0o600),
 		os.WriteFile(filepath.Join(dir, ".runner_system_id"), []byte("s_0123456789ab"), 0o600), os.Mkdir(filepath.Join(dir, "home"), 0o700))
 	log, lerr := os.Create(filepath.Join(dir, "runner.log"))
 	if err = errors.Join(err, lerr); err != nil {
@@ -163,6 +192,13 @@ func (r *recorder) start(ready func(*gitlabtest.Server)) (*world, error) {
 	cmd := exec.Command(r.runner, "run", "--config", conf, "--working-directory", dir)
 	cmd.Env = []string{"PATH=" + filepath.Dir(r.runner) + ":" + os.Getenv("PATH"), "HOME=" + filepath.Join(dir, "home"), "LANG=C.UTF-8",
 		"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1", "TMPDIR=" + dir}
+	if r.vk != "" {
+		for _, v := range os.Environ() {
+			if strings.HasPrefix(v, "VIRTKIT_") || strings.HasPrefix(v, "VK_") {
+				cmd.Env = append(cmd.Env, v)
+			}
+		}
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
@@ -221,6 +257,9 @@ func (r *recorder) scenario(name string) error {
 			return fmt.Errorf("job %d: %w", i+1, err)
 		}
 	}
+	if r.vk != "" {
+		return nil
+	}
 	return write(filepath.Join(r.dir, name+".json"), s)
 }
 
@@ -253,6 +292,10 @@ func (r *recorder) job(ctx context.Context, w *world, s *gitlabtest.Scenario, i 
 		return err
 	}
 	got, _ := w.gitlab.Job(id)
+	if r.vk != "" {
+		fmt.Printf("%s\n%s\n%d artifacts\n", got.Trace, got.Final, len(got.Artifacts))
+		return nil
+	}
 	j.Trace = strings.Split(r.normal(w, string(got.Trace)), "\n")
 	j.Final = gitlabtest.Final{}
 	if len(got.Final) > 0 {
