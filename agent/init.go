@@ -66,6 +66,7 @@ func runInit() {
 	if early != nil {
 		g.say("%v", early)
 	}
+	timer := g.checkTimer() // before anything sleeps
 	if err := mount.Modules("order"); err != nil {
 		g.say("%v", err)
 	}
@@ -75,6 +76,7 @@ func runInit() {
 	g.srv = newServer(Options{
 		Reaper: g.reaper, System: g, LastPath: binDir, Log: g, Fatal: g.fatal,
 	}, nil)
+	g.srv.timerKHz = timer
 	g.kernel = g.beside("kernel", g.mountKernel)
 	g.listen()
 }

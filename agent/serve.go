@@ -57,6 +57,8 @@ type server struct {
 	execs *exec.Server
 	end   context.CancelCauseFunc
 
+	timerKHz int // see checkTimer; 0 = unknown; set before the first session
+
 	system sync.Mutex // one Setup, Resume or Shutdown at a time
 
 	mu    sync.Mutex
@@ -276,7 +278,7 @@ func (s *server) hello(st net.Conn) {
 	ready := s.ready
 	s.mu.Unlock()
 	guestwire.Send(st, guestwire.HelloReply{
-		Build: version.Build, Kernel: kernelRelease(), UptimeMS: uptimeMS(), Ready: ready,
+		Build: version.Build, Kernel: kernelRelease(), UptimeMS: uptimeMS(), Ready: ready, TimerKHz: s.timerKHz,
 	})
 }
 

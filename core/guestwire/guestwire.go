@@ -101,12 +101,19 @@ type Hello struct {
 	Build string `json:"build"`
 }
 
+// ResetPhrase begins the line, after "vk-agent: ", in which an agent tells the
+// console why it resets its guest. Nothing of the user's has run by then.
+const ResetPhrase = "reset: "
+
 // HelloReply tells what answered.
 type HelloReply struct {
 	Build    string `json:"build"`
 	Kernel   string `json:"kernel"`    // uname -r
 	UptimeMS int64  `json:"uptime_ms"` // of the guest
 	Ready    bool   `json:"ready"`     // Setup was done before (the host reconnected)
+	// TimerKHz is the rate that the kernel takes its processors' timer to have,
+	// as it measured it at boot; 0 = unknown.
+	TimerKHz int `json:"timer_khz,omitempty"`
 }
 
 // Progress is one step of a Setup; frames with Stage come before the last one,

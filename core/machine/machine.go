@@ -122,14 +122,17 @@ type Saver interface {
 	// goes on meanwhile and afterwards. Nothing may be under way on the control
 	// channel: bytes in it are in no state.
 	Save(ctx context.Context, f *os.File) error
+	// TimerKHz is the true rate of what HelloReply.TimerKHz tells; 0 = unknown.
+	TimerKHz() int
 }
 
 // Stander is a Machine that can tell what a guest stands at that says nothing.
 type Stander interface {
 	// StandsAt is, in one line for people, what the VMM takes the guest's state
-	// for and where its processors are; "" when that is not to be had. It returns
-	// soon, also when the VMM does not answer.
-	StandsAt(ctx context.Context) string
+	// for and where its processors are; "" when that is not to be had. dead is
+	// that the guest can never go on. It returns soon, also when the VMM does not
+	// answer.
+	StandsAt(ctx context.Context) (at string, dead bool)
 }
 
 // Reason says how a guest ended. Strings, because they are shown and stored.

@@ -368,6 +368,7 @@ func (s *supervisor) contact(ctx context.Context) error {
 		return err
 	}
 	s.answered.Store(true)
+	s.timerKHz = r.TimerKHz
 	s.log.Debug("agent answered", "kernel", r.Kernel, "uptime_ms", r.UptimeMS)
 	return nil
 }
@@ -477,14 +478,20 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		}
 		silent += min(time.Since(t), each)
 		next = min(next, clockRetry)
-		if limit > 0 && silent >= limit-time.Millisecond {
-			if why := fmt.Sprintf("the guest's agent was silent for %v", limit) + standsAt(ctx, g); !trial {
-				s.hang(g, why)
-				return
-			} else if s.retry(g, why) {
-				return
-			} // else it has more time now
+		enough := limit > 0 && silent >= limit-time.Millisecond
+		if !enough && !trial {
+			continue
 		}
+		at, dead := standsAt(ctx, g)
+		if !enough && !dead {
+			continue
+		}
+		if why := fmt.Sprintf("the guest's agent was silent for %v", silent.Round(time.Millisecond)) + at; !trial {
+			s.hang(g, why)
+			return
+		} else if s.retry(g, why) {
+			return
+		} // else it has more time now
 	}
 }
 
@@ -505,7 +512,8 @@ func (s *supervisor) reconnect(ctx context.Context, g *guest, limit time.Duratio
 		_, err = g.ch.contact(cctx, min(s.d.Times.Contact, limit))
 	}
 	if err != nil && ctx.Err() == nil {
-		s.hang(g, fmt.Sprintf("the connection to the guest's agent broke and did not come back within %v: %v", limit, err)+standsAt(ctx, g))
+		at, _ := standsAt(ctx, g)
+		s.hang(g, fmt.Sprintf("the connection to the guest's agent broke and did not come back within %v: %v", limit, err)+at)
 	}
 	return err
 }

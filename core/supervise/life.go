@@ -29,9 +29,7 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 	for try := 1; ; try++ {
 		wctx, cancel := context.WithCancel(ctx)
 		var stuck atomic.Pointer[string]
-		if try == 1 {
-			go s.endStuck(wctx, s.console.Total(), &stuck)
-		}
+		go s.endStuck(wctx, try == 1, s.console.Total(), &stuck)
 		err := s.whyGone(ctx, s.runSteps(ctx, s.bootSteps(), undo))
 		cancel()
 		if err != nil && s.from.restored && ctx.Err() == nil && !ofTheImage(err) {
@@ -45,7 +43,7 @@ func (s *supervisor) bootReady(ctx context.Context, undo *[]func()) error {
 		if !errors.As(err, &gone) || try == bootTries || gone.exit.Reason != machine.Reboot && still == nil {
 			return err
 		}
-		why := "it reset itself before it was ready"
+		why := "it reset itself before it was ready" + s.resetWhy()
 		if still != nil {
 			why = *still
 		}
@@ -94,18 +92,21 @@ const lifePart = 3
 // endStuck kills a guest that has stood still for a third of the boot limit while
 // it was started: its console said nothing and its start reached no other stage.
 // On a host with many more processors' worth of guests than it has, an emulated
-// guest now and then stops for ever, mostly before its kernel's first word (4 of
-// 96 measured), once while its agent mounted its root; it would fail its job for
-// nothing. before is the length of the console when it was booted; why is set
-// before the kill.
-func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Pointer[string]) {
+// guest now and then stops for ever (4 of 96 measured): agent/timer.go has the
+// cause of those that were looked at. It would fail its job for
+// nothing. One of which the VMM knows that it cannot go on is not waited for; any
+// other is left to its limit unless stands says that standing still is enough.
+// before is the length of the console when it was booted; why is set before the
+// kill.
+func (s *supervisor) endStuck(ctx context.Context, stands bool, before int64, why *atomic.Pointer[string]) {
 	type progress struct {
 		console int64
 		stage   string
 		guest   *guest
 	}
-	at := func() progress { return progress{s.console.Total(), s.board.get().Stage, s.current()} }
-	last, since := at(), time.Now()
+	look := func() progress { return progress{s.console.Total(), s.board.get().Stage, s.current()} }
+	last, since := look(), time.Now()
+	at, dead := "", false
 	tick := time.NewTicker(s.d.Times.Life / 8)
 	defer tick.Stop()
 	for {
@@ -114,25 +115,29 @@ func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Poi
 			return
 		case <-tick.C:
 		}
-		now := at()
+		now := look()
 		// Its VMM may not even have been started.
 		if now != last || now.guest == nil || !short(now.stage) {
 			last, since = now, time.Now()
 			continue
 		}
-		if time.Since(since) >= s.d.Times.Life {
+		if at, dead = standsAt(ctx, now.guest); dead || stands && time.Since(since) >= s.d.Times.Life {
 			break
 		}
+	}
+	stood := s.d.Times.Life
+	if dead {
+		stood = time.Since(since).Round(time.Millisecond)
 	}
 	alive := last.console != before || s.answered.Load()
 	if s.restoring.Load() { // what is on its console is ours
 		alive = s.answered.Load()
 	}
-	words := fmt.Sprintf("it gave no sign of life for %v", s.d.Times.Life)
+	words := fmt.Sprintf("it gave no sign of life for %v", stood)
 	if alive {
-		words = fmt.Sprintf("it stood still for %v (stage %q)", s.d.Times.Life, last.stage)
+		words = fmt.Sprintf("it stood still for %v (stage %q)", stood, last.stage)
 	}
-	words += standsAt(ctx, last.guest)
+	words += at
 	if ctx.Err() != nil {
 		return
 	}
@@ -142,15 +147,28 @@ func (s *supervisor) endStuck(ctx context.Context, before int64, why *atomic.Poi
 	}
 }
 
-// standsAt is what the VMM says of a guest that says nothing, as an appendix;
-// may be empty.
-func standsAt(ctx context.Context, g *guest) string {
+// standsAt is what the VMM says of a guest that says nothing, as an appendix that
+// may be empty, and whether that guest cannot go on.
+func standsAt(ctx context.Context, g *guest) (words string, dead bool) {
 	m, ok := g.m.(machine.Stander)
 	if !ok {
-		return ""
+		return "", false
 	}
-	if at := m.StandsAt(ctx); at != "" {
-		return " (" + at + ")"
+	at, dead := m.StandsAt(ctx)
+	if at == "" {
+		return "", dead
+	}
+	return " (" + at + ")", dead
+}
+
+// resetWhy is what the agent said of a reset before the guest was ready, as an
+// appendix; may be empty.
+func (s *supervisor) resetWhy() string {
+	lines := s.console.Tail()
+	for i := len(lines) - 1; i >= 0; i-- {
+		if _, why, ok := strings.Cut(lines[i], "vk-agent: "+guestwire.ResetPhrase); ok {
+			return ": " + why
+		}
 	}
 	return ""
 }

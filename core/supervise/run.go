@@ -116,6 +116,7 @@ type supervisor struct {
 	noRestore bool         // a template was no good
 	restoring atomic.Bool  // from.restored, for who watches the start
 	answered  atomic.Bool  // the agent of this boot has
+	timerKHz  int          // what this boot's kernel takes its timer's rate for; 0 = unknown
 	trial     atomic.Int32 // onTrial and so on
 
 	end      context.CancelCauseFunc // ends the guest; the first cause wins

@@ -76,6 +76,10 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 	if !ok || g.from.key == "" || g.from.restored {
 		return nil
 	}
+	if have, want := s.timerKHz, m.TimerKHz(); have > 0 && want > 0 && !nearTo(have, want) {
+		s.log.Info("the guest does not become a template: its kernel measured its timer wrong, as on a busy host", "khz", have, "right", want)
+		return nil
+	}
 	ctx, cancel := g.with(ctx)
 	defer cancel()
 	kept, err := s.d.Templates.Make(ctx, g.from.key, func(ctx context.Context, f *os.File) error {
@@ -97,6 +101,13 @@ func (s *supervisor) keepTemplate(ctx context.Context) error {
 		s.log.Warn("keeping the guest as a template", "key", g.from.key, logx.Err, err)
 	}
 	return nil
+}
+
+// nearTo is whether a guest that takes want for have is good for all guests to
+// come: what sleeps in them is late by as much.
+func nearTo(have, want int) bool {
+	const part = 20
+	return have >= want-want/part && have <= want+want/part
 }
 
 // ofTheImage tells whether a guest's agent has got as far as the directories of

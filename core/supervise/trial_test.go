@@ -4,9 +4,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"virtkit/core/guestwire"
+	"virtkit/core/machine"
 	"virtkit/core/supervise"
 	"virtkit/core/supervise/supervisetest"
 )
@@ -96,6 +99,56 @@ func TestRestoredOnTrial(t *testing.T) {
 	}
 	if st := works(t, w); st.Restored || s.drops != 1 {
 		t.Errorf("restored %v, %d templates dropped; want a boot, and one dropped", st.Restored, s.drops)
+	}
+}
+
+// A guest that its VMM knows to be dead is not waited for: not on trial, nor at
+// any of its first boots.
+func TestDeadGuestIsNotWaitedFor(t *testing.T) {
+	long := func(s *supervise.Spec, d *supervise.Deps) {
+		onTrial(s, d)
+		s.BootLimit, d.Times.Life = time.Hour, 900*time.Millisecond // of which an eighth passes between two looks
+	}
+	w := run(t, &supervisetest.Driver{Dead: 1}, long)
+	w.driver.Last().Hang()
+	if eventually(t, "another boot", func() bool { return w.driver.Boots() == 2 }); t.Failed() {
+		return
+	}
+	st, err := w.client.Begin(ctxFor(t))
+	if err != nil || len(st.Retried) != 1 || !strings.Contains(st.Retried[0], "(the fake stands), before anything of its job ran") {
+		t.Errorf("Begin = %+v, %v", st, err)
+	}
+	// The second boot stands still too, and would have all of an hour.
+	w = run(t, &supervisetest.Driver{Stillborn: 2, Dead: 2}, long)
+	st, err = w.client.State(ctxFor(t))
+	if err != nil || len(st.Retried) != 2 || !strings.HasSuffix(st.Retried[1], " (the fake stands)") || w.driver.Boots() != 3 {
+		t.Errorf("State = %+v, %v after %d boots; want the third", st, err, w.driver.Boots())
+	}
+}
+
+// Why a guest reset itself is told as its agent told its console.
+func TestWhyItResetItself(t *testing.T) {
+	d := &supervisetest.Driver{DieAtBoot: func(boot int) machine.Reason {
+		if boot == 1 {
+			return machine.Reboot
+		}
+		return ""
+	}, Words: "vk-agent: stage init\r\nvk-agent: " + guestwire.ResetPhrase + "no timer\r\n"}
+	w := run(t, d)
+	st, err := w.client.State(ctxFor(t))
+	if want := []string{"it reset itself before it was ready: no timer"}; err != nil || !slices.Equal(st.Retried, want) {
+		t.Errorf("told of starts given up: %q, %v; want %q", st.Retried, err, want)
+	}
+}
+
+// A guest whose kernel measured its timer wrong makes no template.
+func TestTimerOfATemplate(t *testing.T) {
+	for khz, want := range map[int]int{0: 1, 1000: 1, 960: 1, 1040: 1, 900: 0, 1100: 0, 3000: 0} {
+		s := &templates{dir: t.TempDir()}
+		run(t, &supervisetest.Driver{Key: "k", Timer: khz}, s.with)
+		if s.makes != want {
+			t.Errorf("with a timer of %d kHz instead of 1000: %d templates made, want %d", khz, s.makes, want)
+		}
 	}
 }
 

@@ -53,6 +53,7 @@ func (w *panicWatch) Held() int { return cap(w.line) }
 
 var (
 	Processors   = processors
+	TimerGivenUp = timerGivenUp
 	Validate     = validate
 	ParseVersion = parseVersion
 	AtLeast      = atLeast

@@ -352,6 +352,29 @@ func TestProcessors(t *testing.T) {
 	}
 }
 
+// Only a timer that was left in the middle of being measured was given up.
+func TestTimerGivenUp(t *testing.T) {
+	lapic := func(lvtt, timer string) string {
+		return "dumping local APIC state for CPU 0 \r\n\r\nLVT0\t 0x00010700 active-hi edge  masked                      ExtINT (vec 0)\r\n" +
+			"LVTT\t " + lvtt + " active-hi edge  Fixed  (vec 236)\r\nTimer\t DCR=0x3 (divide by 16) initial_count = " + timer + " current_count = 7\r\n"
+	}
+	for name, c := range map[string]struct {
+		text string
+		want bool
+	}{
+		"given up":         {lapic("0x000300ec", "268435455"), true},
+		"one shot, to run": {lapic("0x000000ec", "62500"), false},
+		"one shot, idle":   {lapic("0x000100ec", "0"), false},
+		"periodic":         {lapic("0x000200ec", "250000"), false},
+		"periodic, ended":  {lapic("0x000300ec", "0"), false},
+		"nothing":          {"", false},
+	} {
+		if got := qemu.TimerGivenUp(c.text); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
 func TestMapCovers(t *testing.T) {
 	for m, want := range map[string]bool{
 		"         0          0 4294967295\n": true, "0 1000 1\n": false, "": false, "0 100000 65536\n": false, "x y z\n": false,

@@ -79,6 +79,13 @@ func (d *Driver) StateKey(ctx context.Context, s machine.Spec) (key, why string,
 	return hex.EncodeToString(h.Sum(nil)[:16]), "", nil
 }
 
+// apicKHz is the rate of QEMU's local APIC, which counts nanoseconds, as Linux
+// divides it, by 16.
+const apicKHz = 1_000_000 / 16
+
+// TimerKHz implements machine.Saver, of which QEMU is one under emulation alone.
+func (g *guest) TimerKHz() int { return apicKHz }
+
 // saveRate bounds how fast a state is written, in bytes a second. QEMU's own
 // bound is made for networks.
 const saveRate = 1 << 36

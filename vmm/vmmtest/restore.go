@@ -25,6 +25,9 @@ func (f *Fake) StateKey(_ context.Context, s machine.Spec) (key, why string, err
 	return fmt.Sprintf("%d CPUs %d MiB", s.CPUs, s.MemMiB), "", nil
 }
 
+// TimerKHz implements machine.Saver.
+func (m *fakeMachine) TimerKHz() int { return 0 }
+
 // Save implements machine.Saver.
 func (m *fakeMachine) Save(_ context.Context, f *os.File) error {
 	_, err := f.WriteString(savedFake + m.g.word() + ".")

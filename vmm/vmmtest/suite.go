@@ -259,8 +259,8 @@ func testHang(t *testing.T, r *trial) {
 		t.Errorf("Wait gave %+v, %v for a guest that hangs", e, err)
 	}
 	if m, ok := r.m.(machine.Stander); ok {
-		if at := m.StandsAt(t.Context()); !strings.Contains(at, "running; CPU 0 ") || strings.Contains(at, "unknown") {
-			t.Errorf("StandsAt = %q for a guest that hangs, want that it is running, and where its processor is", at)
+		if at, dead := m.StandsAt(t.Context()); dead || !strings.Contains(at, "running; CPU 0 ") || strings.Contains(at, "unknown") {
+			t.Errorf("StandsAt = %q, dead %v for a guest that hangs, want that it is running, and where its processor is", at, dead)
 		}
 	}
 	if err := r.m.Kill(); err != nil {

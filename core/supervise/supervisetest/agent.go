@@ -219,7 +219,7 @@ func (a *agent) serve(st *yamux.Stream) {
 		a.mu.Lock()
 		ready := a.ready
 		a.mu.Unlock()
-		guestwire.Send(st, guestwire.HelloReply{Build: b, Kernel: "6.12-fake", Ready: ready})
+		guestwire.Send(st, guestwire.HelloReply{Build: b, Kernel: "6.12-fake", Ready: ready, TimerKHz: a.d.Timer})
 	case guestwire.OpSetup:
 		a.setup(st, h.Body)
 	case guestwire.OpPing:

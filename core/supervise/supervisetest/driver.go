@@ -33,6 +33,12 @@ type Driver struct {
 	Stillborn int
 	// StuckIn is a stage of Setup that a guest's first boot never ends.
 	StuckIn string
+	// Words are what each guest says on its console when it boots.
+	Words string
+	// Dead is how many first boots can never go on, as the VMM says.
+	Dead int
+	// Timer is what guests take their timer's rate for; the true one is 1000.
+	Timer int
 	// Late is how long a guest takes to answer.
 	Late time.Duration
 	// Ahead is how far the guest's clock is ahead from the start.
@@ -131,7 +137,7 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 		return g, nil
 	}
 	if boot > d.Stillborn {
-		fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n", s.Name, boot)
+		fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n%s", s.Name, boot, d.Words)
 		go g.agent.run(guest)
 	}
 	if d.DieAtBoot != nil {
@@ -159,6 +165,17 @@ func (g *Guest) Save(_ context.Context, f *os.File) error {
 		return err
 	}
 	return g.d.SaveErr
+}
+
+// TimerKHz implements machine.Saver.
+func (g *Guest) TimerKHz() int { return 1000 }
+
+// StandsAt implements machine.Stander.
+func (g *Guest) StandsAt(context.Context) (string, bool) {
+	if g.d.Dead == 0 {
+		return "", false
+	}
+	return "the fake stands", g.d.Boots() <= g.d.Dead
 }
 
 // Guest is one fake machine.
