@@ -486,7 +486,11 @@ func (s *supervisor) heartbeat(ctx context.Context, g *guest) {
 		if !enough && !dead {
 			continue
 		}
-		if why := fmt.Sprintf("the guest's agent was silent for %v", silent.Round(time.Millisecond)) + at; !trial {
+		told := limit
+		if !enough {
+			told = silent.Round(time.Millisecond)
+		}
+		if why := fmt.Sprintf("the guest's agent was silent for %v", told) + at; !trial {
 			s.hang(g, why)
 			return
 		} else if s.retry(g, why) {
