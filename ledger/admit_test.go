@@ -335,6 +335,30 @@ func TestReservations(t *testing.T) {
 	}
 }
 
+// A job that is handed a reservation by descriptor holds that, not two.
+func TestAReservationBecomesTheJobs(t *testing.T) {
+	j := open(t)
+	g := gate(t, j, 4096)
+	r, refused, err := g.Offer(t.Context(), "r1", admit.Amounts{MemMiB: 2048})
+	if err != nil || refused != "" {
+		t.Fatal(refused, err)
+	}
+	defer r.Close() // who held it keeps its descriptor for a while
+	h := admitNow(t, gate(t, j, 4096), admit.Ask{ID: "77-job", Amounts: admit.Amounts{MemMiB: 2048}, Prior: r.File()})
+	if d := cmp.Diff(map[string]bool{"77-job": false}, claims(t, g)); d != "" {
+		t.Error(d)
+	}
+	admitNow(t, gate(t, j, 4096), mem("78-other", 2048)).Release()
+	// What was handed over is nobody else's any more.
+	if _, err := gate(t, j, 4096).Admit(t.Context(), admit.Ask{ID: "79-thief", Amounts: admit.Amounts{MemMiB: 1}, Prior: r.File()}, func(string) {}); err == nil {
+		t.Error("one reservation became the claims of two jobs")
+	}
+	h.Release()
+	if c := claims(t, g); len(c) != 0 {
+		t.Errorf("left: %v", c)
+	}
+}
+
 func devNull(t *testing.T) *os.File {
 	f, err := os.Open(os.DevNull)
 	if err != nil {
