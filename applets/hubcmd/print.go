@@ -145,6 +145,9 @@ func remarks(n *hubadmin.Node) (out []string) {
 	if r == nil {
 		return out
 	}
+	if r.Runner == wire.RunnerNone {
+		out = append(out, "no gitlab-runner, placed jobs only")
+	}
 	for _, u := range r.Unsupported {
 		out = append(out, "cannot comply: "+u)
 	}

@@ -45,6 +45,26 @@ func TestShownNode(t *testing.T) {
 	}
 }
 
+// TestRemarks are the lines under the table of nodes.
+func TestRemarks(t *testing.T) {
+	n := hubadmin.Node{ID: wire.NewID(), Name: "ci-1", Reach: hub.Unreachable, Version: 6, Sync: "ok", Reported: &wire.State{Node: wire.Draining, Runner: wire.RunnerNone,
+		Acquisition: wire.Quitting, Unsupported: []string{"the runner may still take jobs"}, Concurrency: &wire.Concurrency{Error: "its file is read-only"}}}
+	m := n
+	m.Reach, m.Name, m.Pools, m.PlacesNot = hub.Connected, "", []string{"ci"}, "it has a gitlab-runner"
+	m.Reported = &wire.State{Node: wire.Draining, Runner: wire.RunnerManaged, Drain: &wire.Drain{AdmissionIdle: true, Jobs: 3}}
+	var b bytes.Buffer
+	if err := printNodes(&b, []hubadmin.Node{n, m}, time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"ci-1: no gitlab-runner, placed jobs only\n", "ci-1: cannot comply: the runner may still take jobs\n", "ci-1: cannot set its concurrency: its file is read-only\n",
+		"ci-1: the node is unreachable; nothing is known of its jobs\n", m.ID + ": pools ci; is given no placed jobs: it has a gitlab-runner\n",
+		m.ID + ": draining: runner exited no, admission empty yes, 3 jobs left\n", "[quitting]"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("it lacks %q:\n%s", want, b.String())
+		}
+	}
+}
+
 // TestOneScreen: the status of a fleet that is in trouble is one screen still.
 func TestOneScreen(t *testing.T) {
 	s := &hubadmin.StatusReply{Hub: wire.NewID(), Version: "0.1.0", Addr: "127.0.0.1:8443", Reach: map[string]int{"connected": 1999, "unreachable": 1}, States: map[string]int{"ready": 2000},

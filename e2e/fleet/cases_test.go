@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"virtkit/core/fleet/nodehost"
 	"virtkit/e2e/fleetup"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/host"
@@ -165,10 +166,33 @@ func (l *light) left() {
 	}
 }
 
-// S43: a node that is restarted, killed or upgraded while two jobs run finds
-// them running, and their traces go on. Stopped as its unit stops it
-// (KillMode=mixed: what is left of the group is killed), it takes them with it:
-// they then end as interrupted, once.
+// endAsUnit ends the node by a signal to it alone, and then as systemd does with
+// the unit that vk node service install writes: what is left of its processes is
+// killed.
+func (l *light) endAsUnit(sig syscall.Signal) {
+	l.t.Helper()
+	s := nodehost.Service{User: nodehost.User{Name: "root", Home: "/root"}, Exe: l.VK, StateDir: l.state, StateFlag: true}
+	unit, err := s.Text()
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	for _, want := range []string{" node run --state-dir " + l.state + "\n", "\nKillMode=mixed\n", "\nTimeoutStopSec=infinity\n", "\nRestart=on-failure\n"} {
+		if !strings.Contains(unit, want) {
+			l.t.Fatalf("the unit lacks %q, which this test does as systemd would:\n%s", want, unit)
+		}
+	}
+	if strings.Contains(unit, "KillSignal") || strings.Contains(unit, "SendSIGKILL") {
+		l.t.Fatalf("this test does not know the unit's signals:\n%s", unit)
+	}
+	if err := l.End("node", sig); err != nil {
+		l.t.Fatal(err)
+	}
+	l.power()
+}
+
+// S43: a node that is restarted, killed or upgraded outside of a unit while jobs
+// run finds them running, and their traces go on. Stopped as its unit stops it, or
+// killed under it, it takes them with it: they then end as interrupted, once.
 func TestNodeRestarts(t *testing.T) {
 	l := newLight(t)
 	wait := func(id int64, n int) string { return filepath.Join(l.Dir, fmt.Sprintf("go-%d-%d", id, n)) }
@@ -212,14 +236,21 @@ func TestNodeRestarts(t *testing.T) {
 	if e.State != "success" || strings.Count(string(got.Trace), "\npart ") != 4 || e.Output.Checksum != gitlabtest.Checksum(got.Trace) {
 		t.Errorf("%+v\n%s", e, got.Trace)
 	}
-	if err := l.Signal("node", syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
-	l.power()
-	l.restart("node", syscall.SIGKILL)
-	got, e = l.ends(2)
-	if e.State != "failed" || e.Reason != "runner_interrupted" || strings.Count(string(got.Trace), "\npart ") != 4 {
-		t.Errorf("%+v\n%s", e, got.Trace)
+	for _, end := range []struct {
+		id    int64
+		sig   syscall.Signal
+		parts int
+	}{{2, syscall.SIGTERM, 4}, {3, syscall.SIGKILL, 1}} {
+		if end.id == 3 {
+			l.add(3, "echo part 0 of $CI_JOB_ID; sleep 300")
+			l.prints(3, "\npart 0 of 3\n")
+		}
+		l.endAsUnit(end.sig)
+		l.restart("node", syscall.SIGKILL)
+		got, e = l.ends(end.id)
+		if e.State != "failed" || e.Reason != "runner_interrupted" || strings.Count(string(got.Trace), "\npart ") != end.parts {
+			t.Errorf("job %d, ended by %v: %+v\n%s", end.id, end.sig, e, got.Trace)
+		}
 	}
 	l.left()
 }

@@ -307,6 +307,21 @@ func (f *Fleet) Signal(name string, sig syscall.Signal) error {
 // Restart ends one of hub, node, vk-gitlab by a signal and starts it again once
 // pause is over.
 func (f *Fleet) Restart(name string, sig syscall.Signal, pause time.Duration) error {
+	p, err := f.end(name, sig)
+	if err != nil {
+		return err
+	}
+	time.Sleep(pause)
+	return f.start(name, p.args...)
+}
+
+// End ends one of them by a signal, and waits until it has.
+func (f *Fleet) End(name string, sig syscall.Signal) error {
+	_, err := f.end(name, sig)
+	return err
+}
+
+func (f *Fleet) end(name string, sig syscall.Signal) (*process, error) {
 	for _, p := range f.all() {
 		if p.name != name {
 			continue
@@ -316,12 +331,11 @@ func (f *Fleet) Restart(name string, sig syscall.Signal, pause time.Duration) er
 		case <-p.gone:
 		case <-time.After(2 * time.Minute):
 			p.cmd.Process.Kill()
-			return fault.Newf(fault.System, "%s does not end by %v", name, sig)
+			return nil, fault.Newf(fault.System, "%s does not end by %v", name, sig)
 		}
-		time.Sleep(pause)
-		return f.start(name, p.args...)
+		return p, nil
 	}
-	return fault.Newf(fault.NotFound, "the fleet has no process %s", name)
+	return nil, fault.Newf(fault.NotFound, "the fleet has no process %s", name)
 }
 
 // prefixed writes lines with the name of who wrote them.
