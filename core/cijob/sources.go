@@ -275,7 +275,7 @@ func (s *script) submodules(src sources) {
 }
 
 // gitLocks removes what a git that was killed leaves, and the hook that a job
-// could have left for the next one.
+// could have left for the next one: of the project and of its submodules.
 func (s *script) gitLocks() {
 	dir := s.p.project + "/.git"
 	list := ""
@@ -285,6 +285,7 @@ func (s *script) gitLocks() {
 	s.line("if [ -d %s ]; then", q(dir))
 	s.line("rm -f%s", list)
 	s.line("if [ -d %s ]; then find %s -name '*.lock' -type f -exec rm -f {} \\; ; fi", q(dir+"/refs"), q(dir+"/refs"))
+	s.line(`if [ -d %s ]; then find %s -type f \( -name '*.lock' -o -path '*/hooks/post-checkout' \) -exec rm -f {} \; ; fi`, q(dir+"/modules"), q(dir+"/modules"))
 	s.line("fi")
 }
 
