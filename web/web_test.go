@@ -340,6 +340,37 @@ func TestProxy(t *testing.T) {
 	}
 }
 
+// TestHandshakeLimit: past the handshakes that may run at once a node is told to
+// try again, and one that waits for its end makes room, as a session does once it
+// is open.
+func TestHandshakeLimit(t *testing.T) {
+	b := start(t, false)
+	i, j := b.enroll("ci-1"), b.enroll("ci-2")
+	free := web.HoldHandshakes(b.nodes, web.MaxHandshakes-1)
+	if _, err := b.dial(i); err != nil { // and its session, which is none any more
+		t.Fatal(err)
+	}
+	waits, err := wsx.Dialer{}.Dial(b.ctx(), b.url("ws", wire.SessionPath), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer waits.CloseNow()
+	_, err = b.dial(j)
+	if e, ok := errors.AsType[*wsx.StatusError](err); !ok || e.Status != http.StatusServiceUnavailable || !strings.Contains(e.Body, "try again") {
+		t.Fatalf("past the limit: %v", err)
+	}
+	waits.CloseNow()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		if _, err = b.dial(j); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("once one has ended: %v", err)
+		}
+	}
+	free()
+}
+
 func TestOldTLSIsRefused(t *testing.T) {
 	b := start(t, true)
 	conf := b.tls.Clone()
