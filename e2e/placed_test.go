@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -179,8 +180,9 @@ func TestPlacedJobs(t *testing.T) {
 	first := p.spec(101, "mkdir out c", "echo one > out/one.txt; ln -s one.txt out/link; echo kept > c/new", `echo "the secret is $SECRET"`)
 	first.Caches = cache
 	first.Artifacts = []job.Artifact{
-		{Name: "art", Paths: []string{"out"}, Exclude: []string{"out/none"}, When: job.OnSuccess, Type: "archive", Format: job.Zip},
+		{Name: "art", Paths: []string{"out"}, Exclude: []string{"out/none"}, When: job.OnSuccess, Type: "archive", Format: job.TarZstd},
 		{Name: "junit.xml", Paths: []string{"out/one.txt"}, When: job.Always, Type: "junit", Format: job.Gzip},
+		{Name: "z", Paths: []string{"out"}, When: job.Always, Type: "metadata", Format: job.ZipZstd},
 	}
 	id := p.start(first)
 	out, res := p.follow(id, nil)
@@ -195,17 +197,17 @@ func TestPlacedJobs(t *testing.T) {
 	if strings.Contains(out, "s3cr3t") {
 		t.Error("a secret is in the output")
 	}
-	want := []wire.ArtifactResult{{Name: "art", Outcome: job.Uploaded}, {Name: "junit.xml", Outcome: job.Uploaded}}
-	if len(res.Artifacts) != 2 || res.Artifacts[0] != want[0] || res.Artifacts[1] != want[1] {
+	want := []wire.ArtifactResult{{Name: "art", Outcome: job.Uploaded}, {Name: "junit.xml", Outcome: job.Uploaded}, {Name: "z", Outcome: job.Uploaded}}
+	if !slices.Equal(res.Artifacts, want) {
 		t.Errorf("artifacts: %+v", res.Artifacts)
 	}
-	if g, _ := p.gitlab.Job(101); len(g.Artifacts) != 2 || g.Artifacts[0].Filename != "art.zip" || g.Artifacts[1].Filename != "junit.xml.gz" {
+	if g, _ := p.gitlab.Job(101); len(g.Artifacts) != 3 || g.Artifacts[0].Filename != "art.tar.zst" || g.Artifacts[1].Filename != "junit.xml.gz" || g.Artifacts[2].Filename != "z.zip" {
 		t.Errorf("GitLab has %+v", g.Artifacts)
 	}
 
 	second := p.spec(102, `test "$(cat out/link c/new | tr '\n' ' ')" = "one kept "`, "exit 7")
 	second.Caches = cache
-	second.Dependencies = []job.Dependency{{ID: 101, Token: first.Token, Name: "build", Filename: "art.zip"}}
+	second.Dependencies = []job.Dependency{{ID: 101, Token: first.Token, Name: "build", Filename: "art.tar.zst"}}
 	id = p.start(second)
 	out, res = p.follow(id, nil)
 	if res.Failure != string(job.Script) || res.ExitCode == nil || *res.ExitCode != 7 {
