@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -514,8 +515,18 @@ func TestImagesMakeRoom(t *testing.T) {
 	clock = clock.Add(61 * time.Second)
 	mu.Unlock()
 	<-tries
+	// Who is not the first makes no room: it would be another's.
+	var behind atomic.Int64
+	_, last := admitLater(t, gate(t, j, 0, disk(100*mib, func(int64, []string) admit.Evicted {
+		behind.Add(1)
+		return admit.Evicted{}
+	})), room("4-d", 40*mib, 1))
+	if n := behind.Load(); n != 0 {
+		t.Errorf("one that waits behind another evicted %d times", n)
+	}
 	h.Release()
-	granted(t, done)
+	granted(t, done).Release()
+	granted(t, last)
 }
 
 func TestBothAreWaitedForInOneQueue(t *testing.T) {

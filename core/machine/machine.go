@@ -32,8 +32,10 @@ type Spec struct {
 	// Place is the memory node that the VMM is put on; nil = where the kernel
 	// likes. A host that refuses leaves the guest unplaced, with a line in the
 	// driver's log.
-	Place   *numa.Placement
-	ProcLog io.Writer // what the VMM's own process prints
+	Place *numa.Placement
+	// Unplaced, when set, is told why the host refused Place, before Boot returns.
+	Unplaced func(error)
+	ProcLog  io.Writer // what the VMM's own process prints
 
 	// Restore, when set, is a state that a Saver wrote of a guest with the same
 	// StateKey: the guest goes on from there instead of booting. The driver

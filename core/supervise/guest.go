@@ -227,7 +227,7 @@ func (s *supervisor) boot(ctx context.Context) error {
 		Name: s.spec.Hostname, CPUs: s.spec.CPUs, MemMiB: s.spec.MemMiB, Dir: dir,
 		Kernel:  s.kernel,
 		Disks:   []machine.Disk{{Path: s.spec.Image.Path, Serial: RootSerial, ReadOnly: true}},
-		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog, NoBalloon: s.spec.NoBalloon, Place: s.place(),
+		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog, NoBalloon: s.spec.NoBalloon, Place: s.place(), Unplaced: s.unplaced,
 	}
 	ms.Kernel.Cmdline = append(slices.Clone(s.kernel.Cmdline), s.pressure())
 	if s.spec.Upper > 0 {
@@ -333,6 +333,11 @@ func (s *supervisor) choosePlace(spec Spec) *numa.Placement {
 	}
 	s.places.add(p, spec.MemMiB)
 	return p
+}
+
+// unplaced takes back what was told: the host has refused.
+func (s *supervisor) unplaced(error) {
+	s.board.update(func(st *State) { st.NUMA = "" })
 }
 
 func (s *supervisor) tellPlace() {

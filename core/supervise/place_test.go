@@ -39,6 +39,15 @@ func TestPlace(t *testing.T) {
 	}
 }
 
+// What the host refuses is not told as if it were so.
+func TestARefusedPlaceIsTakenBack(t *testing.T) {
+	at := &numa.Placement{Node: 1, Nodes: []int{0, 1}, CPUs: []int{9}, CPUList: "9"}
+	w := run(t, &supervisetest.Driver{PlaceErr: errors.New("running on cpus 9: invalid argument")}, func(s *supervise.Spec, _ *supervise.Deps) { s.Place = at })
+	if st, err := w.client.State(ctxFor(t)); err != nil || st.NUMA != "" || w.driver.Last().Spec.Place == nil {
+		t.Errorf("says %q, %v", st.NUMA, err)
+	}
+}
+
 // A job's guests do not all go to the node that had the most room when the first
 // of them came: none has touched its memory yet.
 func TestServicesArePlacedBesideEachOther(t *testing.T) {

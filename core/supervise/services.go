@@ -143,9 +143,7 @@ func (s *supervisor) launchService(ctx context.Context, v *service, progress fun
 	spec.Net.Mode = modePort
 	if spec.Place == nil && s.d.Place != nil {
 		// Here, where all of the job's guests are known.
-		if spec.Place = s.choosePlace(spec); spec.Place != nil {
-			s.serviceState(v, func(st *ServiceState) { st.NUMA = spec.Place.Line() })
-		}
+		spec.Place = s.choosePlace(spec)
 	}
 	if spec.Command != nil && s.launcher != nil && s.launcher.conn != nil {
 		select {
@@ -167,6 +165,11 @@ func (s *supervisor) launchService(ctx context.Context, v *service, progress fun
 	if err != nil {
 		ours.Close()
 		return nil, err
+	}
+	if spec.Place != nil {
+		if is, err := c.State(ctx); err == nil {
+			s.serviceState(v, func(st *ServiceState) { st.NUMA = is.NUMA })
+		}
 	}
 	return c, nil
 }

@@ -22,15 +22,21 @@ const (
 // placer puts the thread that forks a VMM on the processors and the memory of
 // a placement. Both are inherited over fork and exec, so that QEMU has them
 // before its first page. A host that refuses gets a line and a guest that is
-// not placed.
-func placer(p *numa.Placement, log *slog.Logger) func() (undo func()) {
+// not placed; unplaced, which may be nil, is told too.
+func placer(p *numa.Placement, log *slog.Logger, unplaced func(error)) func() (undo func()) {
 	if p == nil {
 		return nil
+	}
+	refused := func(err error) {
+		log.Warn("the guest is not placed on a memory node", "wanted", p.Line(), logx.Err, err)
+		if unplaced != nil {
+			unplaced(err)
+		}
 	}
 	return func() (undo func()) {
 		var before unix.CPUSet
 		if err := unix.SchedGetaffinity(0, &before); err != nil {
-			log.Warn("the guest is not placed on a memory node", logx.Err, err)
+			refused(err)
 			return func() {}
 		}
 		undo = func() {
@@ -39,7 +45,7 @@ func placer(p *numa.Placement, log *slog.Logger) func() (undo func()) {
 		}
 		if err := place(p); err != nil {
 			undo()
-			log.Warn("the guest is not placed on a memory node", "wanted", p.Line(), logx.Err, err)
+			refused(err)
 			return func() {}
 		}
 		return undo

@@ -25,10 +25,17 @@ import (
 // its memory.
 func where(t *testing.T, p *numa.Placement) (cpus, policy string) {
 	t.Helper()
+	cpus, policy, _ = whereTold(t, p)
+	return cpus, policy
+}
+
+// whereTold also returns what was told of a refusal.
+func whereTold(t *testing.T, p *numa.Placement) (cpus, policy string, refused error) {
+	t.Helper()
 	cmd := exec.Command("/bin/sh", "-c", "grep Cpus_allowed_list /proc/self/status; head -n 1 /proc/self/numa_maps")
 	var out bytes.Buffer
 	cmd.Stdout = &out
-	if err := spawn.StartPlaced(cmd, placer(p, logx.ForTest(t))); err != nil {
+	if err := spawn.StartPlaced(cmd, placer(p, logx.ForTest(t), func(err error) { refused = err })); err != nil {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
@@ -38,7 +45,7 @@ func where(t *testing.T, p *numa.Placement) (cpus, policy string) {
 	if len(f) < 4 {
 		t.Fatalf("the child says %q", out.String())
 	}
-	return f[1], f[3]
+	return f[1], f[3], refused
 }
 
 func TestAVMMIsPlacedBeforeItStarts(t *testing.T) {
@@ -58,8 +65,8 @@ func TestAVMMIsPlacedBeforeItStarts(t *testing.T) {
 	if policy != "default" {
 		t.Skipf("needs a process without a memory policy, this one has %q", policy)
 	}
-	cpus, policy := where(t, &numa.Placement{Node: 0, Nodes: []int{0}, CPUs: []int{first}, CPUList: one})
-	if cpus != one || !strings.HasPrefix(policy, "prefer") || !strings.HasSuffix(policy, ":0") {
+	cpus, policy, refused := whereTold(t, &numa.Placement{Node: 0, Nodes: []int{0}, CPUs: []int{first}, CPUList: one})
+	if refused != nil || cpus != one || !strings.HasPrefix(policy, "prefer") || !strings.HasSuffix(policy, ":0") {
 		t.Errorf("on cpus %s by %s, want %s and to prefer node 0", cpus, policy, one)
 	}
 	cpus, policy = where(t, &numa.Placement{Interleave: true, Nodes: []int{0}})
@@ -72,7 +79,7 @@ func TestAVMMIsPlacedBeforeItStarts(t *testing.T) {
 		{Node: 1000, Nodes: []int{1000}, CPUs: []int{first}},
 		{Node: -1, Nodes: []int{-1}, CPUs: []int{first}},
 	} {
-		if cpus, policy := where(t, p); cpus != allCPUs || policy != "default" {
+		if cpus, policy, refused := whereTold(t, p); cpus != allCPUs || policy != "default" || refused == nil {
 			t.Errorf("%+v: on cpus %s by %s, want it not placed", p, cpus, policy)
 		}
 	}

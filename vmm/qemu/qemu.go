@@ -142,7 +142,7 @@ func (d *Driver) boot(ctx context.Context, s machine.Spec, accel string) (_ *gue
 	if cmd.SysProcAttr, err = credential(accel, d.dev); err != nil {
 		return nil, err
 	}
-	if err := spawn.StartPlaced(cmd, placer(s.Place, g.log)); err != nil {
+	if err := spawn.StartPlaced(cmd, placer(s.Place, g.log, s.Unplaced)); err != nil {
 		return nil, fmt.Errorf("starting %s: %w", info.Binary, err)
 	}
 	o.closeTheirs()

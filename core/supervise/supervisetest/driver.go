@@ -65,6 +65,8 @@ type Driver struct {
 	IgnoreShutdown bool
 	// BootErr fails Boot.
 	BootErr error
+	// PlaceErr is why this host refuses each Spec.Place; nil = it does not.
+	PlaceErr error
 	// Key is every guest's StateKey. A restored guest whose state is not one
 	// that Save wrote ends as BadState says, or without it never answers.
 	Key      string
@@ -116,6 +118,9 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 			return nil, err
 		}
 		g.pid = pid
+	}
+	if d.PlaceErr != nil && s.Place != nil {
+		s.Unplaced(d.PlaceErr)
 	}
 	d.mu.Lock()
 	d.guests = append(d.guests, g)
