@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -14,6 +15,8 @@ import (
 // after it has done what was asked, or not at all.
 type unsteady struct {
 	next http.Handler
+	// befell is told which request of a job's artifacts was struck, and how.
+	befell func(job int64, what string)
 
 	mu   sync.Mutex
 	rand *rand.Rand
@@ -66,6 +69,10 @@ func (u *unsteady) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if f == nil {
 		u.next.ServeHTTP(w, r)
 		return
+	}
+	if rest, ok := strings.CutSuffix(strings.TrimPrefix(r.URL.Path, "/api/v4/jobs/"), "/artifacts"); ok && u.befell != nil {
+		id, _ := strconv.ParseInt(rest, 10, 64)
+		u.befell(id, f.name)
 	}
 	if f.delay > 0 {
 		time.Sleep(f.delay)

@@ -21,7 +21,6 @@ import (
 
 	"virtkit/core/fleet/jobdir"
 	"virtkit/e2e/fleetup"
-	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/host"
 )
 
@@ -51,6 +50,8 @@ type chaos struct {
 	guests bool
 	gitlab *unsteady
 	links  map[string]*proxy
+	cache  *chaosRegistry // nil = guests are no guests: no transfers
+	sha    string         // of the project's commit
 
 	mu        sync.Mutex
 	jobs      map[int64]*chaosJob
@@ -68,6 +69,11 @@ type chaosJob struct {
 	exit   int
 	cancel bool // a user cancels it
 	why    []string
+
+	clones  bool
+	service bool      // it asks one
+	stage   string    // of a pipeline: build, test; "" = of none
+	needs   *chaosJob // whose artifacts it downloads; nil = none
 }
 
 // hit notes why a job may fail.
@@ -83,7 +89,8 @@ func (c *chaos) hit(id int64, why string) {
 // node to their drivers while all of these, the jobs' guests and the
 // connections between are killed, stopped, cut and slowed at random. At the end
 // each job has had one outcome in GitLab, and one trace, which is what the job
-// printed; and nothing of any is left.
+// printed; and nothing of any is left. Jobs clone; in real guests there are
+// pipelines as well (chaos_pipeline_test.go).
 func TestChaos(t *testing.T) {
 	seed := uint64(number(t, "VK_CHAOS_SEED", time.Now().UnixNano()))
 	long := time.Duration(number(t, "VK_CHAOS_SECS", int64(chaosTime/time.Second))) * time.Second
@@ -107,6 +114,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("%d jobs; %v; GitLab: %v", len(c.jobs), c.did, c.gitlab.did)
 	if !t.Failed() {
 		c.judge()
+		c.caches()
 		c.nothingLeft()
 	}
 }
@@ -142,6 +150,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			c.links[who] = newProxy(t, addr)
 			return c.links[who].addr(), nil
 		}}
+	c.gitlab.befell = c.befell
 	if c.guests {
 		h, err := host.New("../..", filepath.Join(dir, "host"), "")
 		if host.IsMissing(err) {
@@ -151,7 +160,9 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 			t.Fatal(err)
 		}
 		o.VK, o.StateDir = h.VK, h.Base
-		o.NodeConfig = "[executor.schedule]\nmax_concurrency = 3\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n"
+		c.cache = newChaosRegistry(t, filepath.Join(dir, "cache"))
+		c.links["registry"] = c.cache.link
+		o.NodeConfig = "[executor.schedule]\nmax_concurrency = 3\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n[registry]\nrepo = \"" + c.cache.link.addr() + "/chaos\"\n"
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -167,6 +178,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	if err := c.f.Approve(ctx, 42, "group/project"); err != nil {
 		t.Fatal(err)
 	}
+	c.sources(ctx)
 	return c
 }
 
@@ -185,13 +197,17 @@ func (c *chaos) feed(ctx context.Context) {
 			}
 			own := c.jobOf(id)
 			if own.cancel && j.Status == "running" && r.IntN(4) == 0 {
-				own.why = append(own.why, "a user's cancel")
+				c.hit(id, "a user's cancel")
 				own.cancel = false
 				c.f.GitLab.Cancel(id, r.IntN(2) == 0)
 			}
+			if own.stage == "build" && j.Status == "success" && own.needs == nil {
+				own.needs = c.make(r, own)
+				c.add(r, own.needs)
+			}
 		}
 		if open < 6 {
-			c.add(r)
+			c.add(r, c.make(r, nil))
 			continue
 		}
 		select {
@@ -207,36 +223,52 @@ func (c *chaos) jobOf(id int64) *chaosJob {
 	return c.jobs[id]
 }
 
-// add makes a job: some lines over some time, a secret in each, and an end.
-func (c *chaos) add(r *rand.Rand) {
+// make makes a job: some lines over some time, a secret in each, and an end.
+// It is the next one of a build's, if there is one.
+func (c *chaos) make(r *rand.Rand, build *chaosJob) *chaosJob {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.next++
 	j := &chaosJob{id: c.next, token: fmt.Sprintf("glcbt-64_chaos%08dtoken", c.next), secret: fmt.Sprintf("hidden%dword", r.Int64()), lines: 1 + r.IntN(40)}
 	if r.IntN(4) == 0 {
-		j.exit = 1 + r.IntN(200)
+		j.exit = 1 + r.IntN(90)
 	}
 	j.cancel = r.IntN(10) == 0
+	j.clones = r.IntN(2) == 0
+	switch {
+	case build != nil:
+		j.stage, j.needs, j.clones, j.service = "test", build, true, r.IntN(3) == 0
+	case c.cache != nil && r.IntN(2) == 0:
+		j.stage, j.clones, j.exit = "build", true, 0
+	}
 	c.jobs[j.id] = j
-	c.mu.Unlock()
+	return j
+}
+
+// add gives GitLab a job.
+func (c *chaos) add(r *rand.Rand, j *chaosJob) {
 	pad := strings.Repeat("x", r.IntN(3)*r.IntN(2000))
 	v := func(key, value string, masked bool) map[string]any {
 		return map[string]any{"key": key, "value": value, "public": !masked, "masked": masked}
 	}
-	response, err := json.Marshal(map[string]any{
+	more := c.pipeline(r, j)
+	job := map[string]any{
 		"id": j.id, "token": j.token, "allow_git_fetch": true,
 		"job_info":    map[string]any{"id": j.id, "name": "job", "stage": "test", "pipeline_id": 500, "project_id": 42, "project_name": "project", "project_full_path": "group/project"},
-		"git_info":    map[string]any{"repo_url": c.f.GitURL + "/group/project.git", "repo_object_format": "sha1", "ref": "main", "sha": strings.Repeat("0", 40), "before_sha": strings.Repeat("0", 40), "ref_type": "branch", "refspecs": []string{}},
+		"git_info":    more.git,
 		"runner_info": map[string]any{"timeout": 900},
-		"variables": []any{v("CI_JOB_ID", fmt.Sprint(j.id), false), v("GIT_STRATEGY", "none", false), v("HIDDEN", j.secret, true), v("CI_JOB_TOKEN", j.token, true),
-			v("FF_TIMESTAMPS", strconv.FormatBool(r.IntN(2) == 0), false), v("CI_SERVER_URL", c.f.URL, false), v("CI_PROJECT_PATH", "group/project", false)},
+		"variables": append([]any{v("CI_JOB_ID", fmt.Sprint(j.id), false), v("HIDDEN", j.secret, true), v("CI_JOB_TOKEN", j.token, true),
+			v("FF_TIMESTAMPS", strconv.FormatBool(r.IntN(2) == 0), false), v("CI_SERVER_URL", c.f.URL, false), v("CI_PROJECT_PATH", "group/project", false)}, more.variables...),
 		"steps": []any{
-			map[string]any{"name": "script", "timeout": 900, "when": "on_success", "script": []string{
-				fmt.Sprintf("for i in $(seq 1 %d); do echo \"line $CI_JOB_ID $i $HIDDEN %s\"; [ $((i %% %d)) -ne 0 ] || sleep 0.1; done", j.lines, pad, 1+r.IntN(8)), fmt.Sprintf("(exit %d)", j.exit)}},
+			map[string]any{"name": "script", "timeout": 900, "when": "on_success", "script": append(more.script,
+				fmt.Sprintf("for i in $(seq 1 %d); do echo \"line $CI_JOB_ID $i $HIDDEN %s\"; [ $((i %% %d)) -ne 0 ] || sleep 0.1; done", j.lines, pad, 1+r.IntN(8)), fmt.Sprintf("(exit %d)", j.exit))},
 			map[string]any{"name": "after_script", "timeout": 900, "when": "always", "allow_failure": true, "script": []string{"echo \"after $CI_JOB_ID $CI_JOB_STATUS\""}},
 		},
 		"image":    map[string]any{"name": "local/default"},
-		"features": map[string]any{"trace_sections": r.IntN(2) == 0, "failure_reasons": []string{"unknown_failure", "runner_system_failure", "image_pull_failure", "runner_interrupted", "runner_configuration_error", "job_canceled"}},
-	})
+		"features": map[string]any{"trace_sections": r.IntN(2) == 0, "failure_reasons": []string{"unknown_failure", "runner_system_failure", "image_pull_failure", "runner_interrupted", "runner_configuration_error", "runner_external_dependency_failure", "job_canceled"}},
+	}
+	maps.Copy(job, more.fields)
+	response, err := json.Marshal(job)
 	if err == nil {
 		_, err = c.f.GitLab.AddJob(response)
 	}
@@ -248,11 +280,11 @@ func (c *chaos) add(r *rand.Rand) {
 // mishap does one bad thing, and mends it.
 func (c *chaos) mishap() {
 	pause := time.Duration(c.rand.IntN(3000)) * time.Millisecond
-	kind := c.rand.IntN(9)
+	kind := c.rand.IntN(10)
 	note := func(what string) { c.did[what]++ }
 	names := []string{"hub", "node", "vk-gitlab"}
 	name := names[c.rand.IntN(len(names))]
-	links := []string{"node", "vk-gitlab", "GitLab's clients"}
+	links := slices.Sorted(maps.Keys(c.links))
 	link := links[c.rand.IntN(len(links))]
 	switch kind {
 	case 0, 1, 2: // the power of a process
@@ -278,14 +310,23 @@ func (c *chaos) mishap() {
 		}
 	case 5, 6:
 		note("cut " + link)
+		c.uncertain(link, "cut")
 		c.links[link].set(true)
 		time.Sleep(pause)
 		c.links[link].set(false)
 	case 7:
 		note("slow " + link)
+		c.uncertain(link, "slow")
 		c.links[link].delay.Store(int64(200 * time.Millisecond))
 		time.Sleep(pause)
 		c.links[link].delay.Store(0)
+	case 8:
+		if c.cache != nil {
+			note("kill registry")
+			c.cache.restart(pause)
+			return
+		}
+		c.strike(note)
 	default:
 		c.strike(note)
 	}
@@ -437,136 +478,5 @@ func (c *chaos) calm() {
 		}
 		time.Sleep(time.Second)
 		c.requeue()
-	}
-}
-
-// judge looks at what GitLab has of every job.
-func (c *chaos) judge() {
-	finals := map[int64]map[string]bool{}
-	for _, r := range c.f.GitLab.Requests() {
-		if r.Endpoint != "put_final" {
-			continue
-		}
-		var e ended
-		if err := json.Unmarshal(r.Body, &e); err != nil {
-			c.t.Error(err)
-		}
-		if finals[r.JobID] == nil {
-			finals[r.JobID] = map[string]bool{}
-		}
-		finals[r.JobID][fmt.Sprintf("%s %s %d", e.State, e.Reason, e.ExitCode)] = true
-	}
-	count := map[string]int{}
-	for _, j := range c.jobs {
-		got, _ := c.f.GitLab.Job(j.id)
-		if len(finals[j.id]) > 1 {
-			c.t.Errorf("job %d was told to have ended in more than one way: %v (%q)", j.id, finals[j.id], j.why)
-		}
-		end, err := j.judge(got)
-		count[end]++
-		if err != nil {
-			c.t.Errorf("job %d (%d lines, exit %d; what befell it: %q) is %s: %v; it ended as %s; its trace:\n%s", j.id, j.lines, j.exit, j.why, got.Status, err, got.Final, got.Trace)
-		}
-	}
-	c.t.Logf("ends: %v", count)
-	if count["as it ends"] == 0 {
-		c.t.Error("no job came to its own end")
-	}
-}
-
-// ended is a last update.
-type ended struct {
-	State    string
-	Reason   string `json:"failure_reason"`
-	ExitCode int    `json:"exit_code"`
-	Output   struct {
-		Checksum string
-		Bytesize int
-	}
-}
-
-var (
-	chaosStampRE = regexp.MustCompile(`(?m)^\d{4}-\d\d-\d\dT[\d:.]+Z \d\d[OE][ +]`)
-	chaosLineRE  = regexp.MustCompile(`(?m)^line (\d+) (\d+) (\S+) x*$`)
-)
-
-func (j *chaosJob) judge(got gitlabtest.Job) (end string, err error) {
-	trace := string(got.Trace)
-	if strings.Contains(trace, j.secret) || strings.Contains(trace, j.token) {
-		return "bad", fmt.Errorf("its trace shows a secret")
-	}
-	plain := chaosStampRE.ReplaceAllString(trace, "")
-	lines := chaosLineRE.FindAllStringSubmatch(plain, -1)
-	for i, m := range lines {
-		if m[1] != fmt.Sprint(j.id) || m[2] != fmt.Sprint(i+1) || m[3] != "[MASKED]" {
-			return "bad", fmt.Errorf("line %d of its trace is %q", i+1, m[0])
-		}
-	}
-	var e ended
-	if got.Final != nil {
-		if err := json.Unmarshal(got.Final, &e); err != nil {
-			return "bad", err
-		}
-	}
-	canceled := got.Status == "canceled"
-	if !canceled && (e.Output.Checksum != gitlabtest.Checksum(got.Trace) || e.Output.Bytesize != len(got.Trace)) {
-		return "bad", fmt.Errorf("it was told to have %d bytes of sum %s, and %d of %s came", e.Output.Bytesize, e.Output.Checksum, len(got.Trace), gitlabtest.Checksum(got.Trace))
-	}
-	state, status := "success", "success"
-	if j.exit != 0 {
-		state, status = "failed", "failed"
-	}
-	whole := len(lines) == j.lines && strings.Count(plain, fmt.Sprintf("\nafter %d %s\n", j.id, status)) == 1
-	switch {
-	case !canceled && e.State == state && e.ExitCode == j.exit && whole && (state == "success" || e.Reason == "script_failure"):
-		return "as it ends", nil
-	case len(j.why) == 0:
-		return "bad", fmt.Errorf("it was to be %s, exit status %d, with %d lines and after_script; it has %d lines", state, j.exit, j.lines, len(lines))
-	case canceled:
-		return "canceled", nil
-	case e.State == "failed" && (e.Reason == "runner_system_failure" || e.Reason == "runner_interrupted"):
-		return e.Reason, nil
-	}
-	return "bad", fmt.Errorf("no end that a mishap makes")
-}
-
-// nothingLeft ends the fleet in order, once all of it is at rest.
-func (c *chaos) nothingLeft() {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-	defer cancel()
-	rest := func() string {
-		if b, err := os.ReadFile(filepath.Join(c.f.Dir, "relay", "demo.json")); err == nil && !bytes.Contains(b, []byte(`"jobs":[]`)) {
-			return "vk-gitlab's state file holds jobs"
-		}
-		if ents, _ := os.ReadDir(filepath.Join(c.state, "node", "jobs")); len(ents) > 0 {
-			return fmt.Sprintf("the node's journal holds %v", ents)
-		}
-		if ents, _ := os.ReadDir(guestsDir(c.state)); len(ents) > 0 {
-			return fmt.Sprintf("there are guests: %v", ents)
-		}
-		out, err := c.f.Hub(ctx, "jobs", "--json")
-		if err != nil {
-			return err.Error()
-		}
-		for _, w := range []string{`"running"`, `"queued"`, `"starting"`} {
-			if strings.Contains(out, w) {
-				return "the hub has jobs that are " + w
-			}
-		}
-		return ""
-	}
-	for why := rest(); why != ""; why = rest() {
-		if ctx.Err() != nil {
-			c.t.Error(why)
-			break
-		}
-		time.Sleep(300 * time.Millisecond)
-	}
-	if err := c.f.Down(); err != nil {
-		c.t.Error(err)
-	}
-	h := &host.Host{State: c.state}
-	if left := h.Left(ctx); len(left) > 0 {
-		c.t.Errorf("left: %v", left)
 	}
 }

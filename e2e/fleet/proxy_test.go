@@ -12,10 +12,10 @@ import (
 // proxy passes connections on until it is cut, each piece after delay.
 type proxy struct {
 	l     net.Listener
-	to    string
 	delay atomic.Int64 // nanoseconds
 
 	mu   sync.Mutex
+	to   string
 	cut  bool
 	open map[net.Conn]bool
 }
@@ -54,7 +54,10 @@ func (p *proxy) keep(c net.Conn) bool {
 
 func (p *proxy) pass(c net.Conn) {
 	defer c.Close()
-	far, err := net.Dial("tcp", p.to)
+	p.mu.Lock()
+	to := p.to
+	p.mu.Unlock()
+	far, err := net.Dial("tcp", to)
 	if err != nil {
 		return
 	}
@@ -78,6 +81,13 @@ func (p *proxy) copy(to, from net.Conn) error {
 			return errors.Join(err, werr)
 		}
 	}
+}
+
+// lead has connections from now on go elsewhere.
+func (p *proxy) lead(to string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.to = to
 }
 
 // set cuts the connections and refuses new ones, or lets them pass again.

@@ -42,8 +42,8 @@ type Options struct {
 	// Envelopes is how many jobs vk-gitlab asks for at a time; 0 = one.
 	Envelopes int
 	// Between puts something between two parts: it is told who connects (node,
-	// vk-gitlab, GitLab's clients) to which address, and returns the one to use
-	// in its place. nil = nothing.
+	// vk-gitlab, GitLab's clients, git) to which address, and returns the one to
+	// use in its place. nil = nothing.
 	Between func(who, addr string) (string, error)
 	// Wrap is put around the stand-in GitLab; nil = nothing.
 	Wrap func(http.Handler) http.Handler
@@ -54,7 +54,7 @@ type Fleet struct {
 	Options
 	GitLab *gitlabtest.Server
 	URL    string // GitLab's, on the host and in guests
-	GitURL string // the same without what Between put there: for clones
+	GitURL string // the same by a way of its own: for clones
 	Repos  string // directory of the bare repositories
 	Git    *gitsrv.Server
 	Node   string // its ID
@@ -105,7 +105,12 @@ func (f *Fleet) gitlab(context.Context) error {
 	if err != nil {
 		return err
 	}
-	f.GitURL = "http://" + l.Addr().String()
+	git, err := f.between("git", l.Addr().String())
+	if err != nil {
+		l.Close()
+		return err
+	}
+	f.GitURL = "http://" + git
 	addr, err := f.between("GitLab's clients", l.Addr().String())
 	if err != nil {
 		l.Close()
