@@ -232,8 +232,11 @@ func (a *answer) interval() time.Duration {
 	if err != nil || n <= 0 {
 		return 0
 	}
-	return min(time.Duration(n)*time.Second, maxInterval)
+	return min(secs(n), maxInterval)
 }
+
+// secs are seconds that a peer named: any number fits.
+func secs(n int) time.Duration { return time.Duration(min(n, 1<<30)) * time.Second }
 
 // received is how much of the trace GitLab has, by the Range of its answer.
 func (a *answer) received() int64 {

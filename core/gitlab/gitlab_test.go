@@ -63,6 +63,7 @@ func TestRetryWaits(t *testing.T) {
 		{"", "", 30, 30 * time.Second, time.Minute},
 		{"Retry-After", "2", 0, 2 * time.Second, 2 * time.Second},
 		{"Retry-After", "900", 0, time.Minute, time.Minute},
+		{"Retry-After", "99999999999999", 0, time.Minute, time.Minute},
 		{"Retry-After", "soon", 0, 50 * time.Millisecond, 100 * time.Millisecond},
 		{"RateLimit-ResetTime", now.Add(7 * time.Second).Format(http.TimeFormat), 0, 7 * time.Second, 7 * time.Second},
 		{"RateLimit-ResetTime", now.Add(-time.Hour).Format(http.TimeFormat), 0, 0, 0},

@@ -62,7 +62,7 @@ func (r retry) wait(a *answer, try int) time.Duration {
 		}
 	}
 	if n, err := strconv.Atoi(a.header.Get("Retry-After")); err == nil && n >= 0 {
-		return min(time.Duration(n)*time.Second, r.max)
+		return min(secs(n), r.max)
 	}
 	d := min(r.first<<try, r.max)
 	return d/2 + time.Duration(rand.Int64N(int64(d/2)+1))

@@ -222,7 +222,7 @@ func backoff(n int) time.Duration {
 func retryAfter(r *http.Response, otherwise time.Duration) time.Duration {
 	v := r.Header.Get("Retry-After")
 	if n, err := strconv.Atoi(v); err == nil && n >= 0 {
-		return min(time.Duration(n)*time.Second, longestAsked)
+		return min(time.Duration(min(n, 1<<30))*time.Second, longestAsked) // any number fits
 	}
 	if t, err := http.ParseTime(v); err == nil {
 		return max(0, min(time.Until(t), longestAsked))

@@ -294,11 +294,14 @@ func persist(ctx context.Context, pace Pace, notify func(error, int, time.Durati
 		case !e.Retry():
 			return backoff.Permanent(err)
 		case e.RetryAfterSecs > 0:
-			return backoff.After(err, min(time.Duration(e.RetryAfterSecs)*time.Second*pace.HubMin/time.Second, time.Hour))
+			return backoff.After(err, pace.after(e.RetryAfterSecs))
 		}
 		return err
 	})
 }
+
+// after is what a hub's retry_after_secs asks for: an hour at most.
+func (p Pace) after(secs int) time.Duration { return time.Duration(min(max(secs, 0), 3600)) * p.HubMin }
 
 // transient hides what is in an error's chain from backoff.
 type transient struct{ err error }

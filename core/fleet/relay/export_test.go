@@ -1,6 +1,10 @@
 package relay
 
-import "virtkit/core/gitlab"
+import (
+	"time"
+
+	"virtkit/core/gitlab"
+)
 
 // OnWrite has f called before and after each write of a state file of daemons
 // opened with o.
@@ -19,3 +23,9 @@ func ReadState(path string) ([]Record, error) {
 	}
 	return (&store{path: path, f: f}).records(), nil
 }
+
+// Redial and After are waits of a pace.
+func (p Pace) Redial(wait time.Duration) time.Duration { return p.redial(wait) }
+
+// After is what the hub asked for.
+func (p Pace) After(secs int) time.Duration { return p.after(secs) }

@@ -277,7 +277,7 @@ func retryAfter(err error, p Pace) time.Duration {
 	if !ok {
 		return 0
 	}
-	return time.Duration(e.RetryAfterSecs) * p.HubMin
+	return p.after(e.RetryAfterSecs)
 }
 
 // reservation is a reservation as the daemon counts its lease: from when it asked,

@@ -47,12 +47,19 @@ func (d *Daemon) sessions(ctx context.Context) error {
 		if opened && time.Since(begin) >= goodSession {
 			wait = minRedial
 		}
-		pause := (wait + time.Duration(rand.Int64N(int64(wait)/4+1))) * d.pace.HubMin / time.Second
+		pause := d.pace.redial(wait)
 		d.log.Warn("no session with the hub", logx.Err, err, "redial_in", pause.Round(time.Millisecond))
 		wait = min(2*wait, maxRedial)
 		sleep(ctx, pause)
 	}
 	return nil
+}
+
+// redial is how long to wait before another dial: with jitter, and in a test's
+// pace.
+func (p Pace) redial(wait time.Duration) time.Duration {
+	wait += time.Duration(rand.Int64N(int64(wait)/4 + 1))
+	return time.Duration(float64(wait) * p.HubMin.Seconds()) // the product of two durations does not fit
 }
 
 // talk is one session.
