@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"virtkit/core/execdrv"
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/wire"
@@ -99,6 +100,7 @@ func Run(ctx context.Context, o Options) error {
 			v = &verdict{failure: job.System, text: "writing the job's output: " + err.Error()}
 		}
 	}
+	failpoint.At(failpoint.BeforeResult)
 	d.o.Dir.RemoveWork()
 	return d.finish(v)
 }
@@ -169,12 +171,14 @@ func (d *driver) run(ctx context.Context) *verdict {
 	stop := d.contexts(ctx)
 	defer stop()
 	d.header()
+	failpoint.At(failpoint.DriverBegun)
 	if err := d.layer(); err != nil {
 		v := &verdict{failure: job.System, text: err.Error()}
 		d.out.last(v.line())
 		return v
 	}
 	v := d.prepare()
+	failpoint.At(failpoint.Prepared)
 	if v == nil {
 		v = d.stages()
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"virtkit/core/execdrv"
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 )
@@ -348,6 +349,7 @@ func (d *driver) steps(limit time.Duration, limited bool) *verdict {
 			continue
 		}
 		name := execdrv.StepPrefix + st.Name
+		failpoint.At(failpoint.StageBegun)
 		v := d.exec(ctx, name, fmt.Sprintf("Executing %q stage of the job script", name), "running", job.Script,
 			func(s *script) { stageStep(s, st, d.scriptOptions()) })
 		if v != nil {

@@ -134,11 +134,7 @@ func (l *light) drivers() map[int64]int {
 
 // power takes the node's host the power: everything of it but what is on disk.
 func (l *light) power() {
-	for pid, args := range processesOf("VIRTKIT_STATE_DIR=" + l.state) {
-		if !slices.Contains(args, "gitlabd") && !slices.Contains(args, "hub") {
-			syscall.Kill(pid, syscall.SIGKILL)
-		}
-	}
+	killHost(l.state, func(args []string) bool { return !slices.Contains(args, "gitlabd") && !slices.Contains(args, "hub") })
 }
 
 func (l *light) restart(name string, sig syscall.Signal) {

@@ -18,6 +18,7 @@ import (
 	"virtkit/applets"
 	"virtkit/core/cijob"
 	"virtkit/core/execdrv"
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/node"
 )
 
@@ -48,6 +49,7 @@ func newStandIn(dir string) (string, error) {
 // driver, holds the job's claim, is ended by cleanup, and a stage whose guest
 // dies is the system's failure.
 func standIn(args []string) int {
+	failpoint.Set(failHere)
 	words := slices.DeleteFunc(slices.Clone(args), func(a string) bool { return strings.HasPrefix(a, "-") })
 	var err error
 	switch {

@@ -213,10 +213,19 @@ func (h *Host) leftNow() []string {
 			}
 		}
 	}
+	for _, c := range h.Claims() {
+		out = append(out, "claim "+c)
+	}
+	return out
+}
+
+// Claims are the reservations and jobs that the host's ledger counts now.
+func (h *Host) Claims() []string {
+	var out []string
 	claims, _ := filepath.Glob(filepath.Join(h.State, "admit", "*"))
 	for _, c := range claims {
 		if l, err := fsx.TryLock(c, true); errors.Is(err, fsx.ErrLocked) {
-			out = append(out, "claim "+c)
+			out = append(out, c)
 		} else {
 			l.Close()
 		}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/outstore"
@@ -131,6 +132,7 @@ func (t *tx) accepted(j *Job) {
 	t.putJob(&c)
 	p := t.h.jobs
 	t.after = append(t.after, func() {
+		failpoint.At(failpoint.AcceptedStored)
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		l := p.live[c.ID]
@@ -235,6 +237,7 @@ func (h *Hub) Synced(id string, offset int64, err error) {
 		}
 		return
 	}
+	failpoint.At(failpoint.OutputStored)
 	h.jobs.tellNode(id, &wire.OutputAck{Job: id, Offset: offset})
 	h.jobs.tellOutput(id)
 }
@@ -282,6 +285,7 @@ func (h *Hub) result(ctx context.Context, s *Session, m *wire.Result) error {
 		p.bump()
 	}
 	p.mu.Unlock()
+	failpoint.At(failpoint.ResultStored)
 	s.post(&wire.JobRecorded{Job: m.Job})
 	return nil
 }

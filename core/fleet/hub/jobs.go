@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
@@ -199,6 +200,7 @@ func (t *tx) place(j *Job) bool {
 		if giveTo != nil {
 			giveTo.post(&wire.GiveBack{Reservation: give.id})
 		}
+		failpoint.At(failpoint.StartSending)
 		if !sess.post(start) { // nobody can have taken it
 			go func() { _ = t.h.do(context.Background(), func(t *tx) error { t.again(j.ID, s.id); return nil }) }()
 		}
@@ -565,6 +567,7 @@ func (h *Hub) Settle(ctx context.Context, o Owner, id string) *dispatch.Error {
 	if err != nil {
 		return denied(err)
 	}
+	failpoint.At(failpoint.Settled)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/logx"
@@ -219,9 +220,11 @@ func (p *placer) reserve(ctx context.Context, o Owner, q *dispatch.ReservationRe
 		p.bump()
 		sess := s.sess
 		p.mu.Unlock()
+		failpoint.At(failpoint.OfferSending)
 		sess.post(&wire.Offer{Reservation: r.id, Envelope: q.Placement.Envelope, LeaseSecs: q.LeaseSecs})
 		answer := p.answer(ctx, r)
 		if answer.State == "accepted" {
+			failpoint.At(failpoint.OfferAccepted)
 			return r, clampLease(answer.LeaseSecs, q.LeaseSecs), nil
 		}
 		refused[s.id] = true

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
@@ -69,6 +70,7 @@ func (h *Hub) Submit(ctx context.Context, o Owner, q *dispatch.JobSubmission, bo
 		placeBy: time.Now().Add(time.Duration(q.PlaceWithinSecs) * time.Second), refused: map[string]time.Time{}}
 	var view *dispatch.JobView
 	var refusal *dispatch.Error
+	failpoint.At(failpoint.Submitting)
 	err = h.do(context.WithoutCancel(ctx), func(t *tx) error {
 		// Before anything changes: of what fails nothing must.
 		e := t.h.jobs.full()
@@ -103,6 +105,7 @@ func (h *Hub) Submit(ctx context.Context, o Owner, q *dispatch.JobSubmission, bo
 	case refusal != nil:
 		return nil, refusal
 	}
+	failpoint.At(failpoint.Recorded)
 	h.jobs.kept.learn(h)
 	return view, nil
 }

@@ -45,6 +45,7 @@ import (
 	"syscall"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/fsx"
@@ -152,6 +153,7 @@ func (s *Store) Create(st Start) (*Dir, error) {
 		return nil, fmt.Errorf("journaling job %s: %w", st.Job, err)
 	}
 	err = fsx.WriteFile(filepath.Join(tmp, startFile), b, 0o600)
+	failpoint.At(failpoint.HalfJournaled)
 	if err == nil {
 		err = os.Rename(tmp, path)
 	}
@@ -419,6 +421,7 @@ func (d *Dir) Finish(r job.Result) error {
 		if err := fsx.WriteFile(d.file(resultFile), b, 0o600); err != nil {
 			return fmt.Errorf("writing the result of job %s: %w", d.ID(), err)
 		}
+		failpoint.At(failpoint.ResultWritten)
 	}
 	return d.forget()
 }

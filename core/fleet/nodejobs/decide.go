@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"virtkit/core/admit"
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/wire"
@@ -77,6 +78,7 @@ func (j *Jobs) offer(ctx context.Context, m *wire.Offer) *wire.OfferReply {
 	if short != "" {
 		return refused(short, "the node has no room for it now")
 	}
+	failpoint.At(failpoint.OfferClaimed)
 	j.mu.Lock()
 	// The state may have changed while the ledger made room.
 	if no := j.mayTakeLocked(m.Envelope); no != nil {
@@ -183,6 +185,7 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 			return refused(short, "the node has no room for it now")
 		}
 	}
+	failpoint.At(failpoint.StartReceived)
 	dir, slot, err := j.journal(m, spec)
 	if err != nil {
 		if r == nil {
@@ -194,6 +197,7 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 		}
 		return refused("invalid", err.Error())
 	}
+	failpoint.At(failpoint.Journaled)
 	// The job is journaled: from here on it is this node's, whatever happens.
 	p := &placed{dir: dir, id: m.Job, gitlab: spec.Job.ID, where: whereOf(spec), slot: slot[0], pslot: slot[1], busy: true}
 	j.mu.Lock()
@@ -207,6 +211,7 @@ func (j *Jobs) start(ctx context.Context, m *wire.Start) *wire.JobState {
 	}
 	j.mu.Unlock()
 	err = j.run(ctx, p, held)
+	failpoint.At(failpoint.DriverStarted)
 	j.mu.Lock()
 	p.busy = false
 	j.mu.Unlock()
@@ -357,6 +362,7 @@ func (j *Jobs) recorded(m *wire.JobRecorded) {
 	}
 	j.mu.Unlock()
 	if p != nil {
+		failpoint.At(failpoint.RecordedTold)
 		j.aside.Go(func() { j.remove(p) })
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"virtkit/core/failpoint"
 	"virtkit/core/fleet/jobdir"
 	"virtkit/core/fleet/node"
 	"virtkit/core/fleet/wire"
@@ -175,6 +176,7 @@ func (s *Session) of(p *placed) wire.Message {
 		return nil
 	}
 	s.at[p.id] = s.j.Now()
+	failpoint.At(failpoint.ResultSending)
 	r := *p.result
 	// A power loss may have taken what the hub had stored.
 	r.OutputLen = max(r.OutputLen, p.acked)

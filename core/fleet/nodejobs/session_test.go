@@ -157,8 +157,12 @@ func TestReconnect(t *testing.T) {
 func TestTurns(t *testing.T) {
 	r := newRig(t)
 	loud, quiet := r.accepted(1, ""), r.accepted(2, "")
-	r.print(loud, strings.Repeat("x", 3<<20))
+	// Who sees the loud one's output sees the other's: it was there before.
 	r.print(quiet, "hello")
+	r.print(loud, strings.Repeat("x", 3<<20))
+	r.connect()
+	r.say(&wire.OutputAck{Job: quiet})
+	r.say(&wire.OutputAck{Job: loud})
 	seen := 0
 	for {
 		m := next[*wire.Output](r)
