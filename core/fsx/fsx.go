@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -51,6 +52,30 @@ func WriteFile(path string, data []byte, mode fs.FileMode) error {
 	}
 	ok = true
 	return SyncDir(dir)
+}
+
+// SweepWrites removes from dir what WriteFile of a process that was killed has
+// left there. Only who knows that nobody else writes in dir now may call it: the
+// holder of its lock.
+func SweepWrites(dir string) error {
+	list, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range list {
+		name, n, ok := strings.Cut(e.Name(), ".tmp-")
+		if _, err := strconv.ParseUint(n, 10, 64); !ok || err != nil || !strings.HasPrefix(name, ".") || !e.Type().IsRegular() {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // SyncDir makes the names in dir durable.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -411,5 +412,31 @@ func TestProcStartOfOddNames(t *testing.T) {
 		if _, err := fsx.ProcStart(pid); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%q: a process that is gone gives %v", comm, err)
 		}
+	}
+}
+
+func TestSweepWrites(t *testing.T) {
+	dir := t.TempDir()
+	if err := fsx.SweepWrites(filepath.Join(dir, "none")); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{".a.json.tmp-123", ".a.json.tmp-", ".a.json.tmp-x1", "a.json.tmp-5", ".hidden", "a.json", ".b.tmp-18446744073709551615"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Mkdir(filepath.Join(dir, ".c.tmp-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := fsx.SweepWrites(dir); err != nil {
+		t.Error(err)
+	}
+	var left []string
+	list, _ := os.ReadDir(dir)
+	for _, e := range list {
+		left = append(left, e.Name())
+	}
+	if want := []string{".a.json.tmp-", ".a.json.tmp-x1", ".c.tmp-1", ".hidden", "a.json", "a.json.tmp-5"}; !slices.Equal(left, want) {
+		t.Errorf("left: %q, want %q", left, want)
 	}
 }

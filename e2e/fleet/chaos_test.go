@@ -53,6 +53,8 @@ type chaos struct {
 	cache  *chaosRegistry // nil = guests are no guests: no transfers
 	sha    string         // of the project's commit
 
+	between int // milliseconds at most from a mishap to the next
+
 	mu        sync.Mutex
 	jobs      map[int64]*chaosJob
 	next      int64
@@ -105,7 +107,7 @@ func TestChaos(t *testing.T) {
 	for time.Now().Before(until) && !t.Failed() {
 		c.mishap()
 		c.requeue()
-		time.Sleep(time.Duration(c.rand.IntN(1500)) * time.Millisecond)
+		time.Sleep(time.Duration(c.rand.IntN(c.between)) * time.Millisecond)
 	}
 	stopFeeding()
 	feeding.Wait()
@@ -127,7 +129,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	source := rand.NewPCG(seed, 0)
 	c := &chaos{t: t, rand: rand.New(source), guests: os.Getenv("VK_GUESTS") == "1", links: map[string]*proxy{}, jobs: map[int64]*chaosJob{}, did: map[string]int{},
-		state: filepath.Join(dir, "node"), gitlab: &unsteady{rand: rand.New(rand.NewPCG(seed, 1))}}
+		between: 1500, state: filepath.Join(dir, "node"), gitlab: &unsteady{rand: rand.New(rand.NewPCG(seed, 1))}}
 	log, err := os.Create(filepath.Join(t.ArtifactDir(), "fleet.log"))
 	if err != nil {
 		t.Fatal(err)
@@ -152,6 +154,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		}}
 	c.gitlab.befell = c.befell
 	if c.guests {
+		c.between = 6000 // a guest's job takes a minute: some are to come to their own end
 		h, err := host.New("../..", filepath.Join(dir, "host"), "")
 		if host.IsMissing(err) {
 			t.Skip(err)

@@ -75,6 +75,10 @@ func Open(ctx context.Context, c Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := fsx.SweepWrites(dir); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("removing what a node before has left: %w", err)
+	}
 	n, err := open(c, dir)
 	if err != nil {
 		lock.Close()

@@ -165,6 +165,10 @@ func Open(ctx context.Context, o Options) (_ *Daemon, err error) {
 			d.lock.Close()
 		}
 	}()
+	// What a killed one was writing has tokens in it.
+	if err := errors.Join(fsx.SweepWrites(d.stateDir), fsx.SweepWrites(filepath.Join(d.stateDir, HubDir))); err != nil {
+		return nil, fmt.Errorf("removing what a vk-gitlab before has left: %w", err)
+	}
 	if d.enrollment, err = LoadEnrollment(d.stateDir); err != nil {
 		return nil, err
 	}

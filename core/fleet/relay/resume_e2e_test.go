@@ -270,7 +270,14 @@ func TestKilledAtEachStep(t *testing.T) {
 		if step == 1 {
 			continue
 		}
+		left := filepath.Join(w.conf.StateDir, ".ci.json.tmp-12345") // as of a write that was cut short
+		if err := os.WriteFile(left, []byte("glcbt-token"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		w.run()
+		if _, err := os.Lstat(left); err == nil {
+			t.Errorf("killed at step %d: %s is still there", step, left)
+		}
 		got, f := w.ended(7)
 		w.until("nothing is left", func() bool { return w.held() == 0 && w.hub.Jobs()[0].Settled() })
 		if string(got.Trace) != "whole\ntrace\n" || f.ExitCode != 4 || len(w.hub.Jobs()) != 1 {
