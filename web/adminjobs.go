@@ -283,7 +283,7 @@ func (a *Admin) jobOutput(ctx context.Context, c *call) (any, error) {
 }
 
 func (a *Admin) cancelJob(ctx context.Context, c *call) (any, error) {
-	var q dispatch.CancelRequest
+	var q hubadmin.CancelJobRequest
 	if err := c.body(&q); err != nil {
 		return nil, err
 	}
@@ -294,7 +294,12 @@ func (a *Admin) cancelJob(ctx context.Context, c *call) (any, error) {
 	if j.State == dispatch.Finished {
 		return nil, fault.Newf(fault.Conflict, "job %s has ended: %s", j.ID, j.Outcome())
 	}
-	if j, err = a.Hub.CancelJob(ctx, c.actor, j, q.Mode); err != nil {
+	if q.Force {
+		j, err = a.Hub.EndJob(ctx, c.actor, j)
+	} else {
+		j, err = a.Hub.CancelJob(ctx, c.actor, j, q.Mode)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return a.jobOf(a.Hub.Snapshot(), j), nil

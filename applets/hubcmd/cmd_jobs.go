@@ -134,19 +134,30 @@ func newJobOutput(a *app) *cli.Command {
 }
 
 func newJobCancel(a *app) *cli.Command {
-	var now bool
+	var now, force bool
 	return statuses(cliutil.Takes(&cli.Command{
 		Name: "cancel", Usage: "stop a job", ArgsUsage: "JOB",
 		Description: "Cancels a job gracefully, so that its after_script runs, or with --now at once. GitLab is\n" +
-			"told that it failed. A node that is away hears of it when it comes back.",
-		Flags: []cli.Flag{cliutil.Bool(&now, "now", "at once")},
+			"told that it failed. A node that is away hears of it when it comes back; with --force the\n" +
+			"job ends here and for GitLab without waiting for that.",
+		Flags: []cli.Flag{cliutil.Bool(&now, "now", "at once"), cliutil.Bool(&force, "force", "end it on the hub, whatever its node does")},
 		Action: a.asks(func(ctx context.Context, c *hubadmin.Client, args []string) error {
 			mode := wire.CancelGraceful
 			if now {
 				mode = wire.CancelImmediate
 			}
-			j, err := c.Cancel(ctx, args[0], mode)
+			var j *hubadmin.Job
+			var err error
+			if force {
+				j, err = c.EndJob(ctx, args[0])
+			} else {
+				j, err = c.Cancel(ctx, args[0], mode)
+			}
 			if err != nil {
+				return err
+			}
+			if force {
+				_, err = fmt.Fprintf(a.env.Stdout, "%s: %s, %s\n", j.ID, j.State, j.Outcome)
 				return err
 			}
 			_, err = fmt.Fprintf(a.env.Stdout, "%s: %s, cancel %s\n", j.ID, j.State, j.Cancel)

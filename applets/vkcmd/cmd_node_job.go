@@ -3,7 +3,6 @@ package vkcmd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -61,14 +60,10 @@ func (a *app) nodeJob(ctx context.Context, path string, cleanup bool) error {
 	if err != nil {
 		return err
 	}
-	exe, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("finding this program: %w", err)
-	}
 	o := cijob.Options{
 		Dir: dir, Log: a.log(), Version: version.Version,
 		Host: newPlacedHost(h, dir), Artifacts: h.Artifacts(), Caches: h.Caches(),
-		Executor: &cijob.Commands{Argv: append(append([]string{exe}, a.globalArgs()...), "gitlab"), Env: plainEnviron(a.env.Environ()), Work: dir.WorkPath(), Claim: claim},
+		Executor: &cijob.Commands{Argv: append(append([]string{a.env.Exe}, a.globalArgs()...), "gitlab"), Env: plainEnviron(a.env.Environ()), Work: dir.WorkPath(), Claim: claim},
 	}
 	if cleanup {
 		if err := os.MkdirAll(dir.WorkPath(), 0o700); err != nil {

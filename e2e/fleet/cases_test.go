@@ -209,7 +209,7 @@ func TestNodeRestarts(t *testing.T) {
 	before := l.drivers()
 	upgrade := func() {
 		// What a package does: another file under the same name.
-		if err := os.Rename(l.VK, l.VK+".old"); err != nil {
+		if err := os.Remove(l.VK); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := newStandIn(l.Dir); err != nil {
@@ -311,6 +311,39 @@ func TestPowerLoss(t *testing.T) {
 	}
 	if _, e := l.ends(101); e.State != "failed" {
 		t.Errorf("the job that an operator ended: %+v", e)
+	}
+	l.left()
+}
+
+// An operator ends a job by force while its node is gone, with its host: GitLab
+// has the end at once, and the node, once it is back, is rid of the job.
+func TestForcedEnd(t *testing.T) {
+	l := newLight(t)
+	l.add(1, "echo begun; sleep 300")
+	l.prints(1, "begun")
+	if err := l.Signal("node", syscall.SIGSTOP); err != nil { // it neither answers nor goes
+		t.Fatal(err)
+	}
+	out, err := l.Hub(t.Context(), "jobs", "--json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	said, err := l.Hub(t.Context(), "jobs", "cancel", "--force", runningJob(t, out))
+	if err != nil || !strings.Contains(said, "finished, canceled") {
+		t.Fatalf("%q, %v", said, err)
+	}
+	if got, e := l.ends(1); e.State != "failed" || !strings.Contains(string(got.Trace), "begun") || e.Output.Checksum != gitlabtest.Checksum(got.Trace) {
+		t.Errorf("%+v\n%s", e, got.Trace)
+	}
+	if err := l.Signal("node", syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	l.add(2, "echo next")
+	l.add(3, "echo next") // both fit beside nothing
+	for _, id := range []int64{2, 3} {
+		if _, e := l.ends(id); e.State != "success" {
+			t.Errorf("job %d ended as %+v", id, e)
+		}
 	}
 	l.left()
 }

@@ -154,6 +154,9 @@ func (t *tx) accepted(j *Job) {
 func (h *Hub) jobState(ctx context.Context, s *Session, m *wire.JobState) error {
 	p := h.jobs
 	if _, ok := p.follows(s.node, m.Job); !ok {
+		if m.State.State == "finished" || m.State.State == "refused" {
+			p.rid(s.node, m.Job) // it has no room of the node's any more
+		}
 		return nil
 	}
 	return h.do(ctx, func(t *tx) error {
@@ -278,14 +281,19 @@ func (h *Hub) result(ctx context.Context, s *Session, m *wire.Result) error {
 			return err
 		}
 	}
-	p.mu.Lock()
-	if sp := p.spots[s.node]; sp != nil && sp.foreign[m.Job] {
-		delete(sp.foreign, m.Job)
-		sp.sum()
-		p.bump()
-	}
-	p.mu.Unlock()
+	p.rid(s.node, m.Job)
 	failpoint.At(failpoint.ResultStored)
 	s.post(&wire.JobRecorded{Job: m.Job})
 	return nil
+}
+
+// rid forgets a job that the hub had given up, and that its node is rid of.
+func (p *placer) rid(node, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if sp := p.spots[node]; sp != nil && sp.foreign[id] {
+		delete(sp.foreign, id)
+		sp.sum()
+		p.bump()
+	}
 }

@@ -391,3 +391,32 @@ func TestChaos(t *testing.T) {
 		}
 	})
 }
+
+// TestEndJob: an operator ends a job that its node does not; what the node
+// sends of it afterwards changes nothing, and its room is free once it says so.
+func TestEndJob(t *testing.T) {
+	inFleet(t, hub.JobOptions{}, func(t *testing.T, f *fleet) {
+		n := f.node("a", 1)
+		id := f.mustSubmit("")
+		f.want(id, dispatch.Running, "")
+		j, err := f.FindJob(t.Context(), id)
+		if err == nil {
+			j, err = f.EndJob(t.Context(), "uid 0", j)
+		}
+		if err != nil || j.State != dispatch.Finished || j.Outcome() != "canceled" {
+			t.Fatalf("%+v, %v", j, err)
+		}
+		if again, err := f.EndJob(t.Context(), "uid 0", j); err != nil || again.Revision != j.Revision {
+			t.Errorf("ended again: %+v, %v", again, err)
+		}
+		time.Sleep(time.Second)
+		f.want(id, dispatch.Finished, "canceled")
+		n.Lock()
+		mode := n.Canceled[id]
+		n.Unlock()
+		if mode != wire.CancelImmediate {
+			t.Errorf("the node was told to cancel it: %q", mode)
+		}
+		f.want(f.mustSubmit(""), dispatch.Running, "") // its one place is free
+	})
+}

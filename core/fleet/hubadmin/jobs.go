@@ -297,6 +297,20 @@ func (c *Client) Output(ctx context.Context, id string, offset int64, wait int) 
 	return r, c.Call(ctx, JobOutput, url.PathEscape(id), url.Values{"offset": {strconv.FormatInt(offset, 10)}, "wait": {strconv.Itoa(wait)}}, nil, r)
 }
 
+// CancelJobRequest is a cancel of an operator's. Force ends the job on the hub
+// without its node's word.
+type CancelJobRequest struct {
+	dispatch.CancelRequest
+	Force bool `json:"force,omitempty"`
+}
+
+// EndJob ends a job by force.
+func (c *Client) EndJob(ctx context.Context, id string) (*Job, error) {
+	r := new(Job)
+	q := CancelJobRequest{CancelRequest: dispatch.CancelRequest{Mode: wire.CancelImmediate}, Force: true}
+	return r, c.Call(ctx, JobCancel, url.PathEscape(id), nil, q, r)
+}
+
 // Cancel stops a job.
 func (c *Client) Cancel(ctx context.Context, id string, mode wire.CancelMode) (*Job, error) {
 	r := new(Job)
