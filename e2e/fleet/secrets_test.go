@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
@@ -14,11 +15,14 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"virtkit/core/zst"
 	"virtkit/e2e/fleetup"
 	"virtkit/e2e/gitlabtest"
 	"virtkit/e2e/gitsrv"
@@ -121,6 +125,7 @@ func (l *leaks) look() {
 			return nil //nolint:nilerr // the same
 		}
 		rel, _ := filepath.Rel(l.dir, path)
+		b = append(b, unpacked(b)...)
 		l.mu.Lock()
 		l.files++
 		l.mu.Unlock()
@@ -144,14 +149,80 @@ func (l *leaks) look() {
 		l.tell("looking through %s: %v", l.dir, err)
 	}
 	state := filepath.Join(l.dir, "node")
-	for pid, args := range processesOf("VIRTKIT_STATE_DIR=" + state) {
-		if env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)); bytes.Contains(env, []byte("\x00HOME="+guestsDir(state)+"/")) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range files {
+		line, err := os.ReadFile(f)
+		pid := filepath.Base(filepath.Dir(f))
+		if err != nil || len(line) == 0 || pid == strconv.Itoa(os.Getpid()) {
+			continue
+		}
+		args := strings.Split(string(line), "\x00")
+		if env, _ := os.ReadFile(fmt.Sprintf("/proc/%s/environ", pid)); bytes.Contains(append([]byte{0}, env...), []byte("\x00HOME="+guestsDir(state)+"/")) {
 			continue // the job's own, in its guest
 		}
 		for _, s := range l.secrets {
 			if form := s.in([]byte(strings.Join(args, "\x00"))); form != "" {
-				l.tell("the arguments of process %d (%s) hold the %s (%s)", pid, args[0], s.name, form)
+				l.tell("the arguments of process %s (%s) hold the %s (%s)", pid, args[0], s.name, form)
 			}
+		}
+	}
+}
+
+// unpacked is what a file holds that is compressed; nil for another file.
+func unpacked(b []byte) []byte {
+	if !bytes.HasPrefix(b, []byte("\x28\xb5\x2f\xfd")) {
+		return nil
+	}
+	z, err := zst.NewReader(bytes.NewReader(b))
+	if err != nil {
+		return nil
+	}
+	defer z.Close()
+	all, _ := io.ReadAll(io.LimitReader(z, maxLook)) // one that is being written has no end
+	return all
+}
+
+// says looks through what the hub tells people, which its database has in a
+// compressed form.
+func (l *leaks) says(ctx context.Context, f *fleetup.Fleet) {
+	out, err := f.Hub(ctx, "jobs", "--json")
+	if err != nil {
+		l.tell("vk-hub jobs: %v", err)
+	}
+	var all struct{ Jobs []struct{ ID string } }
+	if err := json.Unmarshal([]byte(out), &all); err != nil || len(all.Jobs) == 0 {
+		l.tell("vk-hub jobs: %d jobs, %v", len(all.Jobs), err)
+	}
+	commands := [][]string{{"audit"}, {"audit", "--json"}, {"jobs"}, {"nodes", "--json"}, {"relays", "--json"}, {"keys", "--json"}, {"gitlabs", "--json"}}
+	for _, j := range all.Jobs {
+		commands = append(commands, []string{"jobs", "show", "--json", j.ID}, []string{"jobs", "output", j.ID})
+	}
+	kept := 0
+	for _, args := range commands {
+		text, err := f.Hub(ctx, args...)
+		if err != nil && args[0] != "jobs" { // of a good job nothing is kept
+			l.tell("vk-hub %q: %v", args, err)
+		}
+		if len(args) > 1 && args[1] == "output" && len(text) > 0 {
+			kept++
+		}
+		for _, s := range l.secrets {
+			if form := s.in([]byte(text + fmt.Sprint(err))); form != "" {
+				l.tell("vk-hub %q prints the %s (%s)", args, s.name, form)
+			}
+		}
+	}
+	if kept == 0 {
+		l.tell("the hub kept no job's output")
+	}
+}
+
+// crashes has each part of the fleet print all its goroutines and end, as a
+// panic does, and starts it again.
+func crashes(t *testing.T, f *fleetup.Fleet) {
+	for _, name := range []string{"vk-gitlab", "node", "hub"} {
+		if err := f.Restart(name, syscall.SIGQUIT, 0); err != nil {
+			t.Error(err)
 		}
 	}
 }
@@ -209,16 +280,11 @@ func spiteful(t *testing.T) string {
 // file of hub, vk-gitlab, node and jobs, the arguments of every process, their
 // logs, and every request that GitLab got.
 //
-// It does so with guests that are processes of this host, and with VK_GUESTS=1
-// in real ones: they alone pull images.
+// It does so with guests that are processes of this host, and in real ones:
+// they alone pull images.
 func TestSecretsStay(t *testing.T) {
 	t.Run("stand-in", func(t *testing.T) { secretsStay(t, newLight(t).Fleet, false) })
-	t.Run("guests", func(t *testing.T) {
-		if os.Getenv("VK_GUESTS") != "1" {
-			t.Skip("runs with VK_GUESTS=1")
-		}
-		secretsStay(t, up(t), true)
-	})
+	t.Run("guests", func(t *testing.T) { secretsStay(t, up(t), true) })
 }
 
 func secretsStay(t *testing.T, f *fleetup.Fleet, pulls bool) {
@@ -269,7 +335,7 @@ func secretsStay(t *testing.T, f *fleetup.Fleet, pulls bool) {
 		state             string
 	}{
 		{token1, "local/default", "", false, []string{"echo \"$HIDDEN $CI_JOB_TOKEN $PASSWORD\"; cat $KEYFILE; echo \"$HIDDEN\" >&2", "git remote -v; git config --list; cat .git/config", "curl -s \"" + f.GitURL + "/none?q=x\" -o /dev/null || true",
-			"printf '%s' \"${HIDDEN:0:9}\"; sleep 0.2; printf '%s\\n' \"${HIDDEN:9}\"", "sleep 3"}, "success"},
+			"printf '%s' \"${HIDDEN:0:9}\"; sleep 0.2; printf '%s\\n' \"${HIDDEN:9}\"", "echo all is told; sleep 8"}, "success"},
 		{token2, "local/default", "", true, []string{"git fetch https://gitlab-ci-token:$CI_JOB_TOKEN@127.0.0.1:9/none.git || true", "\"no-such-command-$HIDDEN\""}, "failed"},
 		{token3, spite + "/team/app:1", "", false, []string{"true"}, "failed"},
 	} {
@@ -301,6 +367,15 @@ func secretsStay(t *testing.T, f *fleetup.Fleet, pulls bool) {
 		if _, err := f.GitLab.AddJob(b); err != nil {
 			t.Fatal(err)
 		}
+		if i == 0 {
+			for { // until its guest knows all
+				if j, _ := f.GitLab.Job(id); bytes.Contains(j.Trace, []byte("all is told")) || ctx.Err() != nil {
+					break
+				}
+				time.Sleep(100 * time.Millisecond)
+			}
+			crashes(t, f)
+		}
 		got, err := f.Ended(ctx, id)
 		if err != nil {
 			t.Fatal(err)
@@ -313,6 +388,7 @@ func secretsStay(t *testing.T, f *fleetup.Fleet, pulls bool) {
 			t.Errorf("the first job did not print what it was to print:\n%s", got.Trace)
 		}
 	}
+	l.says(ctx, f)
 	close(over)
 	looking.Wait()
 	if err := f.Down(); err != nil {
