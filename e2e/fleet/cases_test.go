@@ -22,7 +22,8 @@ import (
 type light struct {
 	t *testing.T
 	*fleetup.Fleet
-	state string // the node's
+	state    string        // the node's
+	patience time.Duration // that what is waited for may take
 }
 
 func newLight(t *testing.T) *light {
@@ -52,7 +53,7 @@ func newLight(t *testing.T) *light {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &light{t, f, filepath.Join(dir, "node")}
+	l := &light{t, f, filepath.Join(dir, "node"), 2 * time.Minute}
 	t.Cleanup(func() {
 		if err := f.Down(); err != nil {
 			t.Error(err)
@@ -94,7 +95,7 @@ func (l *light) add(id int64, script ...string) {
 
 func (l *light) until(what string, ok func() bool) {
 	l.t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(l.patience); !ok(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			l.t.Fatalf("it did not come to pass: %s", what)
 		}

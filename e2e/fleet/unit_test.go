@@ -140,7 +140,7 @@ func guestsLight(t *testing.T) *light {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &light{t, f, filepath.Join(dir, "node")}
+	l := &light{t, f, filepath.Join(dir, "node"), 10 * time.Minute} // a build's first guest is made of nothing
 	t.Cleanup(func() {
 		if err := f.Down(); err != nil {
 			t.Error(err)
