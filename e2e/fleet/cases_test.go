@@ -26,7 +26,7 @@ type light struct {
 	patience time.Duration // that what is waited for may take
 }
 
-func newLight(t *testing.T) *light {
+func newLight(t *testing.T, changes ...func(*fleetup.Options)) *light {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "vkl-") // short: sockets are below it
 	if err != nil {
@@ -49,7 +49,11 @@ func newLight(t *testing.T) *light {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	f, err := fleetup.Up(ctx, fleetup.Options{VK: exe, Dir: dir, Log: log, Mem: "512M", Envelopes: 2})
+	o := fleetup.Options{VK: exe, Dir: dir, Log: log, Mem: "512M", Envelopes: 2}
+	for _, change := range changes {
+		change(&o)
+	}
+	f, err := fleetup.Up(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}
