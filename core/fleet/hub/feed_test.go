@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
@@ -56,6 +57,7 @@ func TestJobEvents(t *testing.T) {
 		if e := f.Settle(t.Context(), f.relay, id); e != nil {
 			t.Fatal(e)
 		}
+		synctest.Wait() // what happened is published once it is stored, maybe after Settle's answer
 		list, _, err := f.Feed().After(at, 1000)
 		if err != nil {
 			t.Fatal(err)
