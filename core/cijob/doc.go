@@ -22,7 +22,8 @@
 // fails before the first step ends the job there, with cleanup_file_variables
 // still to come. The job's timeout and an immediate cancel leave out all that
 // is to come. A graceful cancel stops the stage that runs and goes on with
-// after_script, when the steps had begun.
+// after_script and with what a failed job keeps of caches and artifacts, when the
+// steps had begun; what follows the steps it does not stop.
 //
 // The scripts are this package's own. What they do and print is what the
 // recordings under vectors/ show of gitlab-runner; the tests compare.

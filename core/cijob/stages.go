@@ -102,16 +102,13 @@ func (d *driver) script() *verdict {
 	if d.timed.Err() != nil {
 		return &endingOf(d.timed).verdict
 	}
-	// Of a cancelled job nothing is kept (fleet-reference, "Cancellation").
-	if v != nil && v.failure == job.Canceled {
-		return v
-	}
+	// A graceful cancel stops the steps. What comes after them goes on: a
+	// cancelled job keeps what a failed one keeps, and one whose steps were over
+	// ends as they did (the recordings: vectors/README.md, 6.6, and
+	// testdata/ci-more/cancel-*; fleet-reference has it otherwise).
 	d.saveCaches(v)
 	if bad := d.upload(v); v == nil {
 		v = bad
-	}
-	if v == nil && d.soft.Err() != nil {
-		v = &endingOf(d.soft).verdict
 	}
 	return v
 }
@@ -251,7 +248,7 @@ func (d *driver) saveCaches(v *verdict) {
 	if v != nil {
 		name, heading = execdrv.StageCacheFailure, "Saving cache for failed job"
 	}
-	d.stage(d.soft, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+	d.stage(d.timed, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
 		for _, c := range list {
 			if err := d.save(ctx, c, d.status(v), out, errs); err != nil {
 				d.o.Log.Warn("saving a cache", "err", err)
@@ -429,7 +426,7 @@ func (d *driver) upload(v *verdict) *verdict {
 		name, heading = execdrv.StageUploadFailure, "Uploading artifacts for failed job"
 	}
 	status := d.status(v)
-	return d.stage(d.soft, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+	return d.stage(d.timed, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
 		for _, a := range list {
 			say(out, green, "Uploading artifacts...")
 			outcome, err := d.uploadOne(ctx, a, status, out, errs)
