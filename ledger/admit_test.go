@@ -354,9 +354,16 @@ func TestAReservationBecomesTheJobs(t *testing.T) {
 	if _, err := gate(t, j, 4096).Admit(t.Context(), admit.Ask{ID: "79-thief", Amounts: admit.Amounts{MemMiB: 1}, Prior: r.File()}, func(string) {}); err == nil {
 		t.Error("one reservation became the claims of two jobs")
 	}
+	// Nor is a claim that was replaced under its name.
+	newer := admitNow(t, gate(t, j, 4096), admit.Ask{ID: "77-job", Amounts: admit.Amounts{MemMiB: 1}, Prior: h.File()})
+	defer newer.Release()
+	if _, err := gate(t, j, 4096).Admit(t.Context(), admit.Ask{ID: "77-job", Amounts: admit.Amounts{MemMiB: 1}, Prior: h.File()}, func(string) {}); err == nil {
+		t.Error("a descriptor of an older claim was taken for the one of that name")
+	}
+	// Giving the older one up leaves the newer.
 	h.Release()
-	if c := claims(t, g); len(c) != 0 {
-		t.Errorf("left: %v", c)
+	if c := claims(t, g); len(c) != 1 {
+		t.Errorf("the newer claim is gone with the older: %v", c)
 	}
 }
 
