@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -41,8 +42,16 @@ var hostOnly = map[string]string{
 	"custom-fail-prepare-2": "the executor of the recording fails by itself",
 	"custom-fail-system":    "the executor of the recording fails by itself",
 	"section-attempts-git":  "the executor of the recording fails by itself",
-	"runner-sigterm":        "ends the driver within this process",
 	"image-services":        "its images are of a registry that is not here",
+}
+
+// firstOnly are recordings whose later jobs need what the first one has left in
+// the builds directory: a guest's is new for each job.
+var firstOnly = map[string]string{
+	"custom-git-strategies":    "a later job fetches into the first one's tree, and a guest begins without one",
+	"git-clean-flags":          "a later job finds what the first one left, and a guest begins without it",
+	"git-fetch-twice":          "a later job fetches into the first one's tree, and a guest begins without one",
+	"git-submodules-recursive": "a later job fetches into the first one's tree, and a guest begins without one",
 }
 
 // guestNames are the recordings that TestInGuests runs: a few, or those that
@@ -107,8 +116,9 @@ func TestInGuests(t *testing.T) {
 			s.drive = func(ctx context.Context, d *jobdir.Dir) error {
 				cmd := exec.CommandContext(ctx, h.VK, "node", "job", d.Path())
 				cmd.Env = h.Env()
+				cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) } // as who stops a node does
 				out, err := cmd.CombinedOutput()
-				if err != nil {
+				if err != nil && (ctx.Err() == nil || !cmd.ProcessState.Success()) { // one that was stopped has done well, too
 					return fmt.Errorf("vk node job: %w\n%s", err, out)
 				}
 				t.Logf("driver's log:\n%s", out)
@@ -121,6 +131,10 @@ func TestInGuests(t *testing.T) {
 				return nil
 			}
 			for i, r := range rec.Jobs {
+				if firstOnly[name] != "" && i > 0 {
+					t.Logf("job %d and what comes after it are left out: %s", i+1, firstOnly[name])
+					break
+				}
 				s.compare(name, i+1, r, specials[name])
 			}
 		})
