@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -75,5 +76,49 @@ func fillDisk(t *testing.T, mount string, files int) {
 	t.Logf("%d of 12 waited; at most %d at once", waited.Load(), most.Load())
 	if waited.Load() == 0 || most.Load() < 2 || most.Load() > 3 {
 		t.Error("not what was to be tried")
+	}
+}
+
+// TestOfferMakesRoom: an offer that is short of disk has images evicted and is
+// decided anew; what freed nothing is not tried again for more.
+func TestOfferMakesRoom(t *testing.T) {
+	j := open(t)
+	var asked []int64
+	said := newLines()
+	opt := disk(100*mib, func(need int64, _ []string) admit.Evicted {
+		asked = append(asked, need)
+		if need > 40*mib {
+			return admit.Evicted{Could: 40 * mib}
+		}
+		os.RemoveAll(j.Path("cache"))
+		return admit.Evicted{Images: 1, Bytes: 40 * mib}
+	})
+	write(t, filepath.Join(j.Path("cache"), "blob"), 40*mib)
+	g := gate(t, j, 0, opt, func(o *ledger.AdmitOptions) { o.Say = said.say })
+	offer := func(id string, want int64) string {
+		t.Helper()
+		_, refused, err := g.Offer(t.Context(), id, admit.Amounts{Disk: want})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return refused
+	}
+	for _, tt := range []struct {
+		id      string
+		want    int64
+		refused string
+		asked   int
+	}{
+		{"a", 20 * mib, "", 0},
+		{"big", 90 * mib, "disk", 1},  // 50 MiB short: more than could come free
+		{"big2", 90 * mib, "disk", 1}, // not asked again
+		{"b", 50 * mib, "", 2},
+	} {
+		if refused := offer(tt.id, tt.want); refused != tt.refused || len(asked) != tt.asked {
+			t.Errorf("%s: refused %q after %d tries, want %q after %d", tt.id, refused, len(asked), tt.refused, tt.asked)
+		}
+	}
+	if !strings.HasPrefix(said.text(), "evicted 1 unused image(s)") {
+		t.Errorf("said %q", said.text())
 	}
 }
