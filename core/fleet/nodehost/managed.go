@@ -65,6 +65,7 @@ type Managed struct {
 	st       ManagedStatus
 	cur      runnerPID
 	told     bool // Want was called: what was left running is let alone before
+	looked   bool // Run knows whether a node before has left one running
 	shutdown bool
 }
 
@@ -106,8 +107,13 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 // Status is what it is doing.
 func (m *Managed) Status() ManagedStatus { m.mu.Lock(); defer m.mu.Unlock(); return m.st }
 
-// Exited says whether no runner runs.
-func (m *Managed) Exited() bool { return m.Status().PID == 0 }
+// Exited says whether no runner runs. Before Run has looked for one that a node
+// before left, that is not known, and false.
+func (m *Managed) Exited() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.looked && m.st.PID == 0
+}
 
 // Want says whether the runner is to take jobs. A runner that is not is told to
 // quit, and none is started until it may again; gitlab-runner has no way back
@@ -163,7 +169,7 @@ func (m *Managed) Run(ctx context.Context) error {
 	}
 	if p.alive(m.boot) {
 		m.o.Log.Info("following the gitlab-runner that was left running", "pid", p.PID, "quitting", p.Quit)
-		m.change(func() { m.cur, m.st.PID, m.st.Adopted, m.st.Quitting = p, p.PID, true, p.Quit })
+		m.change(func() { m.looked, m.cur, m.st.PID, m.st.Adopted, m.st.Quitting = true, p, p.PID, true, p.Quit })
 		if p.Quit {
 			// The node before may have ended between saying so and doing it. A runner
 			// that quits already minds another SIGQUIT not.
@@ -179,6 +185,13 @@ func (m *Managed) Run(ctx context.Context) error {
 	}
 	if err := removePID(m.o.StateDir); err != nil {
 		return err
+	}
+	m.mu.Lock()
+	first := !m.looked
+	m.looked = true
+	m.mu.Unlock()
+	if first {
+		m.o.Changed() // a drain may wait for it
 	}
 	return m.loop(ctx)
 }

@@ -55,6 +55,40 @@ func killRunners(dir string) {
 	}
 }
 
+// TestExitedIsNotKnownAtFirst: a drain that looks before the runner that a node
+// before has left was found would be over with that runner at work.
+func TestExitedIsNotKnownAtFirst(t *testing.T) {
+	dir := fake(t)
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := make(chan struct{}, 1)
+	o := options(dir, exe)
+	o.Changed = func() {
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+	}
+	m, err := nodehost.NewManaged(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.Exited() {
+		t.Error("before it has looked, no runner runs")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- m.Run(ctx) }()
+	<-told // or the drain would not look again
+	if !m.Exited() {
+		t.Error("it has looked, there is none, and one runs")
+	}
+	cancel()
+	<-done
+}
+
 func TestManagedLife(t *testing.T) {
 	dir := fake(t)
 	var mu sync.Mutex
@@ -62,7 +96,8 @@ func TestManagedLife(t *testing.T) {
 	m, ended, _ := run(t, dir, func(o *nodehost.ManagedOptions) {
 		o.Changed = func() { mu.Lock(); changes++; mu.Unlock() }
 	})
-	if s := m.Status(); s.PID != 0 || !m.Exited() {
+	until(t, "a look for what was left running", m.Exited)
+	if s := m.Status(); s.PID != 0 {
 		t.Fatalf("before it is wanted: %+v", s)
 	}
 	m.Want(true)
