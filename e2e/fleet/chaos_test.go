@@ -195,7 +195,7 @@ func (c *chaos) feed(ctx context.Context) {
 		c.mu.Unlock()
 		for _, id := range ids {
 			j, _ := c.f.GitLab.Job(id)
-			if j.Final == nil {
+			if j.Final == nil && j.Status != "canceled" { // of which GitLab takes no end
 				open++
 			}
 			own := c.jobOf(id)
