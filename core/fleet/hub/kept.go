@@ -124,12 +124,20 @@ func (k *kept) train(h *Hub) error {
 		return err
 	}
 	var samples [][]byte
+	dicts := map[uint32]*zst.Dict{0: k.plain} // a thousand specs share one or two
 	for _, s := range list {
-		dict, err := h.store.Dict(ctx, s.Dict)
-		if err != nil {
-			return err
+		d := dicts[s.Dict]
+		if d == nil {
+			data, err := h.store.Dict(ctx, s.Dict)
+			if err != nil {
+				return err
+			}
+			if d, err = zst.NewDict(data); err != nil {
+				return err
+			}
+			dicts[s.Dict] = d
 		}
-		b, err := k.unpackSpec(&s, dict)
+		b, err := d.Expand(s.Data, 2*dispatch.MaxSpec)
 		if err != nil {
 			return err
 		}
