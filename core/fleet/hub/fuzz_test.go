@@ -12,6 +12,19 @@ import (
 	"virtkit/core/logx"
 )
 
+// lone is a hub that a target's runs share.
+func lone(f *testing.F) *hub.Hub {
+	ctx, cancel := context.WithCancel(context.Background())
+	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
+	if err != nil {
+		f.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- h.Run(ctx) }()
+	f.Cleanup(func() { cancel(); <-done })
+	return h
+}
+
 // FuzzSession has an enrolled node send anything, a message a line: its session
 // may end, the hub goes on, and what it holds can be stored and shown.
 func FuzzSession(f *testing.F) {
@@ -26,15 +39,8 @@ func FuzzSession(f *testing.F) {
 		}
 		f.Add(append(b, "\n"+`{"type":"job","kind":"held","jobs":["0123456789abcdef0123456789abcdef"],"reservations":[]}`...))
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
-	if err != nil {
-		f.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	f.Cleanup(func() { cancel(); <-done })
-	i, err := hubtest.Join(ctx, h, "ci-1")
+	h := lone(f)
+	i, err := hubtest.Join(context.Background(), h, "ci-1")
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -87,15 +93,8 @@ func FuzzHandshake(f *testing.F) {
 		}
 		f.Add(append(append(b, '\n'), `{"type":"auth","signature":"`+wire.NewHex(64)+`"}`...))
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	h, err := hub.New(ctx, hubtest.NewMemory(), hub.Options{Log: logx.Discard()})
-	if err != nil {
-		f.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() { done <- h.Run(ctx) }()
-	f.Cleanup(func() { cancel(); <-done })
-	i, err := hubtest.Join(ctx, h, "ci-1")
+	h := lone(f)
+	i, err := hubtest.Join(context.Background(), h, "ci-1")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -80,12 +80,17 @@ func (h *Hub) Egress(ctx context.Context, j *Job) (*policy.Report, error) {
 	if err != nil || e == nil {
 		return nil, err
 	}
+	return h.shownReport(e, j.State == dispatch.Finished && !j.Reported)
+}
+
+// shownReport is a stored report; partial: its node has not had the last word.
+func (h *Hub) shownReport(e *JobEgress, partial bool) (*policy.Report, error) {
 	b, err := h.jobs.kept.plain.Expand(e.Data, maxReport)
 	if err != nil {
 		return nil, fmt.Errorf("expanding an egress report: %w", err)
 	}
-	if j.State == dispatch.Finished && !j.Reported {
-		b = policy.PartialReport(b) // its node has not had the last word
+	if partial {
+		b = policy.PartialReport(b)
 	}
 	r := new(policy.Report)
 	return r, json.Unmarshal(b, r)

@@ -171,6 +171,14 @@ func (n *Placed) Say(m wire.Message) error {
 	return cl.Send(ctx, m)
 }
 
+// Raw sends what may be no message.
+func (n *Placed) Raw(b []byte) error {
+	n.Lock()
+	cl, ctx := n.client, n.ctx
+	n.Unlock()
+	return cl.C.Write(ctx, b)
+}
+
 func (n *Placed) take(m wire.Message) error {
 	answer := func() string {
 		n.Lock()
