@@ -33,6 +33,7 @@ func (d *DB) Apply(ctx context.Context, b *hub.Batch) (err error) {
 	w.observed(b)
 	w.steering(b)
 	w.placed(&b.JobBatch)
+	w.people(&b.PeopleBatch)
 	w.audit(b)
 	w.exec("COMMIT")
 	if w.err != nil {

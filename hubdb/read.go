@@ -132,6 +132,9 @@ func (d *DB) Load(ctx context.Context) (*hub.Loaded, error) {
 		}
 	}
 	l.LastAudit = uint64(last.Int64)
+	if err := d.loadPeople(ctx, &l.LoadedPeople); err != nil {
+		return nil, err
+	}
 	return l, d.loadJobs(ctx, &l.LoadedJobs)
 }
 

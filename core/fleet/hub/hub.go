@@ -47,7 +47,8 @@ type Options struct {
 	Log       *slog.Logger
 	Now       func() time.Time
 
-	Jobs JobOptions
+	Jobs   JobOptions
+	People PeopleOptions
 }
 
 // Hub holds a fleet. Make one with New, then Run it.
@@ -72,6 +73,7 @@ type Hub struct {
 	sick  atomic.Pointer[string] // why the store refuses, nil = it does not
 	Stats Stats
 
+	quiet  quiet // of Run
 	jobs   *placer
 	relays relaySessions
 	work   chan struct{} // wakes Run for placed jobs; of capacity 1
@@ -99,6 +101,11 @@ type Snapshot struct {
 	Keys     map[string]Key // by hash
 	Settings map[string]string
 	Rules    map[string]EgressRule // by name
+
+	// Of the web UI.
+	Grants     map[string]Grant     // by address
+	Links      map[string]Link      // by hash
+	UISessions map[string]UISession // by hash
 
 	revoked map[string]Revoked // by node
 	byKey   map[string]string  // public key → node
@@ -176,6 +183,7 @@ func New(ctx context.Context, store Store, o Options) (*Hub, error) {
 		s.revoked[r.Node] = r
 	}
 	h.loadPeers(s, &l.LoadedJobs)
+	s.loadPeople(&l.LoadedPeople)
 	h.snap.Store(s)
 	h.work = make(chan struct{}, 1)
 	if h.jobs, err = newPlacer(h, &l.LoadedJobs); err != nil {
@@ -259,7 +267,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	minute := h.o.Now()
 	work := time.NewTicker(time.Second)
 	defer work.Stop()
-	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}, {fn: fallbacksTx, done: make(chan error, 1)}})
+	h.apply([]*change{{fn: sweepTx, done: make(chan error, 1)}, {fn: restartTx, done: make(chan error, 1)}, {fn: fallbacksTx, done: make(chan error, 1)}, {fn: aboveGrantsTx, done: make(chan error, 1)}})
 	h.jobs.clean()
 	indexed := make(chan struct{})
 	go func() { defer close(indexed); h.jobs.asked.load(ctx, h); h.jobs.index.load(ctx, h) }()
@@ -410,6 +418,7 @@ type tx struct {
 	ownNodes, ownNodeKeys, ownTokens, ownRevoked            bool // maps that are this tx's already
 	ownRelays, ownServers, ownProjects, ownKeys, ownDropped bool
 	ownRules, ownSettings                                   bool
+	ownGrants, ownLinks, ownUISessions                      bool
 }
 
 func (t *tx) unix() int64 { return t.now.Unix() }

@@ -67,6 +67,7 @@ type Loaded struct {
 	LastAudit  uint64 // Seq of the newest audit line, 0 = none
 
 	LoadedJobs
+	LoadedPeople
 }
 
 // Batch is one change of the store. Rows replace those of the same key.
@@ -88,12 +89,13 @@ type Batch struct {
 	Audit         []AuditLine // Seq is set by the hub; only AuditKept stay
 
 	JobBatch
+	PeopleBatch
 }
 
 // Empty says whether there is nothing to store.
 func (b *Batch) Empty() bool {
 	return len(b.Records)+len(b.Removed)+len(b.Revoked)+len(b.Heartbeats)+len(b.Workloads)+len(b.Issued)+
-		len(b.Tokens)+len(b.DropTokens)+len(b.Commands)+len(b.Audit) == 0 && b.SettledBefore == 0 && b.JobBatch.Empty()
+		len(b.Tokens)+len(b.DropTokens)+len(b.Commands)+len(b.Audit) == 0 && b.SettledBefore == 0 && b.JobBatch.Empty() && b.PeopleBatch.Empty()
 }
 
 // Record is what the hub knows of a node but for its readings. It is never

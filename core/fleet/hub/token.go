@@ -212,6 +212,7 @@ func sweepTx(t *tx) error {
 			t.open(n, keep)
 		}
 	}
+	t.sweepPeople()
 	t.b.SettledBefore = now - SettledKept
 	return nil
 }

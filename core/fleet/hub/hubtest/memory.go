@@ -33,12 +33,13 @@ type Memory struct {
 	audit     []hub.AuditLine
 
 	jobs
+	people
 }
 
 // NewMemory makes an empty store.
 func NewMemory() *Memory {
 	return &Memory{hub: wire.NewID(), records: map[string]*hub.Record{}, beats: map[string]hub.Heartbeat{}, workloads: map[string]hub.Workloads{},
-		issued: map[string]bool{}, tokens: map[string]hub.Token{}, revoked: map[string]hub.Revoked{}, jobs: newJobs()}
+		issued: map[string]bool{}, tokens: map[string]hub.Token{}, revoked: map[string]hub.Revoked{}, jobs: newJobs(), people: newPeople()}
 }
 
 // Fail makes Apply fail until it is called with nil.
@@ -56,7 +57,7 @@ func (m *Memory) Copy() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &Memory{hub: m.hub, records: maps.Clone(m.records), beats: maps.Clone(m.beats), workloads: maps.Clone(m.workloads), issued: maps.Clone(m.issued),
-		tokens: maps.Clone(m.tokens), commands: slices.Clone(m.commands), revoked: maps.Clone(m.revoked), audit: slices.Clone(m.audit), jobs: m.jobs.copy()}
+		tokens: maps.Clone(m.tokens), commands: slices.Clone(m.commands), revoked: maps.Clone(m.revoked), audit: slices.Clone(m.audit), jobs: m.jobs.copy(), people: m.people.copy()}
 }
 
 // clone is v after a trip through JSON, as a database would give it.
@@ -90,6 +91,7 @@ func (m *Memory) Load(context.Context) (*hub.Loaded, error) {
 		l.LastAudit = m.audit[n-1].Seq
 	}
 	m.jobs.load(&l.LoadedJobs)
+	m.people.load(&l.LoadedPeople)
 	return l, nil
 }
 
@@ -142,6 +144,7 @@ func (m *Memory) Apply(_ context.Context, b *hub.Batch) error {
 	}
 	m.prune(b.SettledBefore)
 	m.jobs.apply(&b.JobBatch)
+	m.people.apply(&b.PeopleBatch)
 	m.audit = append(m.audit, b.Audit...)
 	if n := len(m.audit) - hub.AuditKept; n > 0 {
 		m.audit = slices.Clone(m.audit[n:])

@@ -20,7 +20,7 @@ import (
 func RunSuite(t *testing.T, open func(*testing.T) (s hub.Store, reopen func() hub.Store)) {
 	for name, f := range map[string]func(*testing.T, hub.Store, func() hub.Store){
 		"records": suiteRecords, "removal": suiteRemoval, "tokens": suiteTokens, "commands": suiteCommands, "pruning": suitePruning,
-		"audit": suiteAudit, "audit-kept": suiteAuditKept, "observed": suiteObserved,
+		"audit": suiteAudit, "audit-kept": suiteAuditKept, "observed": suiteObserved, "people": suitePeople,
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, reopen := open(t)
