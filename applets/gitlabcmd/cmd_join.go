@@ -3,9 +3,7 @@ package gitlabcmd
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -96,34 +94,9 @@ func (a *app) say(format string, args ...any) {
 
 // readToken is the token of the flags. It is a secret: no error holds it.
 func (a *app) readToken(o joinOptions) (string, error) {
-	switch {
-	case o.token != "" && o.tokenFile != "":
-		return "", fault.New(fault.Usage, "--token and --token-file exclude each other")
-	case o.tokenFile != "":
-		f, err := os.Open(o.tokenFile)
-		if err != nil {
-			return "", fault.New(fault.Usage, "reading --token-file").Because(err)
-		}
-		defer f.Close()
-		return oneToken(f, o.tokenFile)
-	case o.token == "-":
-		return oneToken(a.env.Stdin, "standard input")
-	case o.token != "":
-		a.say("warning: a token on the command line can be read by every user of this host until join ends; --token - reads it from standard input")
-		return o.token, nil
-	}
-	return "", fault.New(fault.Usage, "no token").Hint("vk-hub token create --kind gitlab, on the hub's host, prints one; --token - reads it from standard input")
-}
-
-func oneToken(r io.Reader, from string) (string, error) {
-	b, err := io.ReadAll(io.LimitReader(r, 4096))
-	if err != nil {
-		return "", fault.Newf(fault.Usage, "reading the token from %s", from).Because(err)
-	}
-	if s := strings.TrimSpace(string(b)); s != "" {
-		return s, nil
-	}
-	return "", fault.Newf(fault.Usage, "%s holds no token", from)
+	t := cliutil.Token{Value: o.token, File: o.tokenFile, Stdin: a.env.Stdin, Warn: func(f string, args ...any) { a.say("warning: "+f, args...) },
+		Hint: "vk-hub token create --kind gitlab, on the hub's host, prints one; --token - reads it from standard input"}
+	return t.Read()
 }
 
 func newLeave(a *app) *cli.Command {

@@ -3,7 +3,6 @@ package vkcmd
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -143,34 +142,9 @@ func (a *app) enroll(ctx context.Context, h *wire.Host, o joinOptions, token str
 
 // readToken is the token of the flags. It is a secret: no error holds it.
 func (a *app) readToken(o joinOptions) (string, error) {
-	switch {
-	case o.token != "" && o.tokenFile != "":
-		return "", fault.New(fault.Usage, "--token and --token-file exclude each other")
-	case o.tokenFile != "":
-		f, err := os.Open(o.tokenFile)
-		if err != nil {
-			return "", fault.New(fault.Usage, "reading --token-file").Because(err)
-		}
-		defer f.Close()
-		return firstLine(f, o.tokenFile)
-	case o.token == "-":
-		return firstLine(a.env.Stdin, "standard input")
-	case o.token != "":
-		a.warn("a token on the command line can be read by every user of this host until join ends; --token - reads it from standard input")
-		return o.token, nil
-	}
-	return "", fault.New(fault.Usage, "no token").Hint("vk-hub token create, on the hub's host, prints one; --token - reads it from standard input")
-}
-
-func firstLine(r io.Reader, from string) (string, error) {
-	b, err := io.ReadAll(io.LimitReader(r, 4096))
-	if err != nil {
-		return "", fault.Newf(fault.Usage, "reading the token from %s", from).Because(err)
-	}
-	if s := strings.TrimSpace(string(b)); s != "" {
-		return s, nil
-	}
-	return "", fault.Newf(fault.Usage, "%s holds no token", from)
+	t := cliutil.Token{Value: o.token, File: o.tokenFile, Stdin: a.env.Stdin, Warn: a.warn,
+		Hint: "vk-hub token create, on the hub's host, prints one; --token - reads it from standard input"}
+	return t.Read()
 }
 
 // gateChecks are the findings of vk check that a node must not fail.
