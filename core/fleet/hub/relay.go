@@ -152,16 +152,9 @@ func (h *Hub) EnrollRelay(ctx context.Context, r *dispatch.EnrollRequest, channe
 	if err := r.Check(); err != nil {
 		return nil, refuse(wire.BadRequest, "%v", err)
 	}
-	key, err := wire.ParseHex("public_key", r.PublicKey, wire.KeyLen)
+	key, err := proven(r.PublicKey, r.Signature, func(key ed25519.PublicKey) []byte { return wire.RelayEnrollPayload(r.Token, key, channel) })
 	if err != nil {
-		return nil, refuse(wire.BadRequest, "%v", err)
-	}
-	sig, err := wire.ParseHex("signature", r.Signature, wire.SignatureLen)
-	if err != nil {
-		return nil, refuse(wire.BadRequest, "%v", err)
-	}
-	if !ed25519.Verify(key, wire.RelayEnrollPayload(r.Token, key, channel), sig) {
-		return nil, refuse(wire.BadSignature, "the signature is not that of the key over this connection; a proxy that terminates TLS breaks it")
+		return nil, err
 	}
 	reply := &dispatch.EnrollReply{Hub: h.id}
 	err = h.do(ctx, func(t *tx) error {

@@ -67,6 +67,22 @@ func refuse(code wire.Refusal, format string, a ...any) *RefusedError {
 	return &RefusedError{code, fmt.Sprintf(format, a...)}
 }
 
+// proven is a key in hex, whose holder signed what it is to have signed.
+func proven(public, signature string, payload func(ed25519.PublicKey) []byte) (ed25519.PublicKey, error) {
+	key, err := wire.ParseHex("public_key", public, wire.KeyLen)
+	if err != nil {
+		return nil, refuse(wire.BadRequest, "%v", err)
+	}
+	sig, err := wire.ParseHex("signature", signature, wire.SignatureLen)
+	if err != nil {
+		return nil, refuse(wire.BadRequest, "%v", err)
+	}
+	if !ed25519.Verify(key, payload(key), sig) {
+		return nil, refuse(wire.BadSignature, "the signature is not that of the key over this connection; a proxy that terminates TLS breaks it")
+	}
+	return key, nil
+}
+
 // Enroll pins the key of a node that holds a token. channel is the binding of
 // the connection that the request came on, and remote its address for the log.
 // A refusal is a *RefusedError. A key that is enrolled gets its node's ID
@@ -75,17 +91,10 @@ func (h *Hub) Enroll(ctx context.Context, r *wire.EnrollRequest, channel []byte,
 	if err := r.Check(); err != nil {
 		return nil, refuse(wire.BadRequest, "%v", err)
 	}
-	key, err := wire.ParseHex("public_key", r.PublicKey, wire.KeyLen)
-	if err != nil {
-		return nil, refuse(wire.BadRequest, "%v", err)
-	}
-	sig, err := wire.ParseHex("signature", r.Signature, wire.SignatureLen)
-	if err != nil {
-		return nil, refuse(wire.BadRequest, "%v", err)
-	}
 	// Before the token is looked at: who holds no key learns nothing of tokens.
-	if !ed25519.Verify(key, wire.EnrollPayload(r.Token, key, channel), sig) {
-		return nil, refuse(wire.BadSignature, "the signature is not that of the key over this connection; a proxy that terminates TLS breaks it")
+	key, err := proven(r.PublicKey, r.Signature, func(key ed25519.PublicKey) []byte { return wire.EnrollPayload(r.Token, key, channel) })
+	if err != nil {
+		return nil, err
 	}
 	reply := &wire.EnrollReply{Hub: h.id}
 	err = h.do(ctx, func(t *tx) error {

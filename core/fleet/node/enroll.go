@@ -199,7 +199,7 @@ func (j *Joined) enroll(ctx context.Context, u *url.URL, token, dir string, o Jo
 	}
 	j.Enrollment = Enrollment{URL: u.String(), Hub: reply.Hub, Node: reply.Node, At: o.Now().UTC().Truncate(time.Second), Key: key, CA: o.CA}
 	j.Again = reply.Again
-	return j.save(dir)
+	return SaveEnrollment(dir, j.CA, j.Enrollment)
 }
 
 // enrollTime bounds the whole exchange.

@@ -181,16 +181,18 @@ func makeKey(path string) (ed25519.PrivateKey, error) {
 	return key, fsx.WriteFile(path, []byte(hex.EncodeToString(key.Seed())+"\n"), 0o600)
 }
 
-func (e *Enrollment) save(dir string) error {
-	ca := filepath.Join(dir, CAFile)
-	if len(e.CA) > 0 {
-		if err := fsx.WriteFile(ca, e.CA, 0o600); err != nil {
+// SaveEnrollment keeps an identity in dir, as JSON, beside the certificates
+// that its hub is verified against; none takes those away that are there.
+func SaveEnrollment(dir string, ca []byte, identity any) error {
+	file := filepath.Join(dir, CAFile)
+	if len(ca) > 0 {
+		if err := fsx.WriteFile(file, ca, 0o600); err != nil {
 			return err
 		}
-	} else if err := os.Remove(ca); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	} else if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	b, err := json.MarshalIndent(e, "", "\t")
+	b, err := json.MarshalIndent(identity, "", "\t")
 	if err != nil {
 		return err
 	}

@@ -31,8 +31,8 @@ const (
 	SystemIDFile   = "system_id"
 	HubDir         = "hub" // 0700, with the enrollment:
 	KeyFile        = "key.pk8"
-	EnrollmentFile = "enrollment.json"
-	CAFile         = "ca.pem"
+	EnrollmentFile = node.EnrollmentFile
+	CAFile         = node.CAFile
 )
 
 // Enrollment is what a hub pinned, as its relay remembers it.
@@ -155,23 +155,6 @@ func makeKey(path string) (ed25519.PrivateKey, error) {
 	return key, fsx.WriteFile(path, b, 0o600)
 }
 
-func (e *Enrollment) save(dir string) error {
-	ca := filepath.Join(dir, CAFile)
-	if len(e.CA) > 0 {
-		if err := fsx.WriteFile(ca, e.CA, 0o600); err != nil {
-			return err
-		}
-	} else if err := os.Remove(ca); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	b, err := json.MarshalIndent(e, "", "\t")
-	if err != nil {
-		return err
-	}
-	// Last: an enrollment that can be read is whole.
-	return fsx.WriteFile(filepath.Join(dir, EnrollmentFile), append(b, '\n'), 0o600)
-}
-
 // JoinOptions is one enrollment.
 type JoinOptions struct {
 	StateDir string
@@ -262,7 +245,7 @@ func (j *Joined) enroll(ctx context.Context, u *url.URL, token, dir string, o Jo
 	}
 	j.Enrollment = &Enrollment{URL: u.String(), Hub: r.Hub, Relay: r.Relay, At: o.Now().UTC().Truncate(time.Second), Key: key, CA: o.CA}
 	j.Again = r.Again
-	return j.save(dir)
+	return node.SaveEnrollment(dir, j.CA, j.Enrollment)
 }
 
 // Leave deletes the enrollment. It is refused while a state file holds a job.
