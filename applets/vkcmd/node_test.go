@@ -144,7 +144,7 @@ func TestNodeSignals(t *testing.T) {
 	}
 	// A refusal for good is a failure like any other of this host.
 	sigs := make(chan os.Signal, 1)
-	l := &lives{wait: make(chan struct{}), err: node.Refused("https://hub.example.com", fleet.Revoked, "")}
+	l := &lives{wait: make(chan struct{}), err: node.AsNode.Refused("https://hub.example.com", fleet.Revoked, "")}
 	close(l.wait)
 	sigs <- unix.SIGTERM
 	err := runNode(t.Context(), l, nodetest.NewRunner(fleet.RunnerNone), sigs, logx.ForTest(t))

@@ -39,7 +39,7 @@ func (o *Token) Read() (string, error) {
 		o.Warn("a token on the command line can be read by every user of this host until join ends; --token - reads it from standard input")
 		return o.Value, nil
 	}
-	return "", fault.New(fault.Usage, "no token").Hint(o.Hint)
+	return "", fault.New(fault.Usage, "no token").Hint("%s", o.Hint)
 }
 
 func tokenIn(r io.Reader, from string) (string, error) {

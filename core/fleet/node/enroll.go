@@ -313,11 +313,6 @@ type Peer struct {
 // AsNode is a node.
 var AsNode = Peer{Name: "node", Token: "vk-hub token create", Join: "vk node join --replace"}
 
-// Refused is a hub's refusal of a node as an error, with what to do about it.
-func Refused(hub string, code wire.Refusal, message string) error {
-	return AsNode.Refused(hub, code, message)
-}
-
 // Refused is a hub's refusal as an error, with what to do about it.
 func (p Peer) Refused(hub string, code wire.Refusal, message string) error {
 	text, hint, kind := "", "", fault.Denied

@@ -3,8 +3,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +18,7 @@ import (
 type session struct {
 	n       *Node
 	conn    Conn
+	opening *Opening
 	version int
 	every   time.Duration
 	hubNow  func() int64 // Unix seconds by the hub's clock
@@ -52,7 +51,10 @@ func (n *Node) session(ctx context.Context) (opened bool, err error) {
 		return false, err
 	}
 	defer conn.CloseNow()
-	s := &session{n: n, conn: conn, acked: map[string]wire.Outcome{}}
+	e := n.enrollment
+	s := &session{n: n, conn: conn, acked: map[string]wire.Outcome{}, opening: &Opening{
+		As: AsNode, ID: e.Node, Incarnation: n.incarnation, VK: n.VK, Key: e.Key, Versions: n.Versions, URL: e.URL, Hub: e.Hub,
+	}}
 	if err := s.open(ctx); err != nil {
 		return false, err
 	}
@@ -78,71 +80,19 @@ func (s *session) send(ctx context.Context, m wire.Message) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(wire.HandshakeStep, wire.MissedBeats*s.every))
-	defer cancel()
-	if err := s.conn.Write(ctx, data); err != nil {
-		return fmt.Errorf("%w: %w", errWrite, err)
-	}
-	return nil
+	return Write(ctx, s.conn, s.every, data)
 }
 
 // errWrite is in the chain of what a broken connection does to a send.
 var errWrite = errors.New("sending to the hub")
 
-// step is one message of the handshake; refused is an error.
-func step[T wire.Message](ctx context.Context, s *session) (m T, err error) {
-	ctx, cancel := context.WithTimeout(ctx, wire.HandshakeStep)
-	defer cancel()
-	got, err := s.read(ctx)
-	if err != nil {
-		return m, err
-	}
-	if err := s.ended(got); err != nil {
-		return m, err
-	}
-	m, ok := got.(T)
-	if !ok {
-		return m, fmt.Errorf("%w: the hub sent %T, %T was to come", wire.ErrProtocol, got, m)
-	}
-	return m, nil
-}
-
-func (s *session) open(ctx context.Context) error {
-	n := s.n
-	hello := &wire.Hello{Node: n.enrollment.Node, Incarnation: n.incarnation, Versions: n.Versions, VK: n.VK}
-	if err := s.send(ctx, hello); err != nil {
+func (s *session) open(ctx context.Context) (err error) {
+	var welcome *wire.Welcome
+	if s.version, welcome, err = s.opening.On(ctx, s.conn); err != nil {
 		return err
-	}
-	challenge, err := step[*wire.Challenge](ctx, s)
-	if err != nil {
-		return err
-	}
-	if v, ok := wire.Negotiate(n.Versions, challenge.Versions); !ok || v != challenge.Version {
-		return fmt.Errorf("%w: the hub picked version %d; it speaks %v, this node %v", wire.ErrProtocol, challenge.Version, challenge.Versions, n.Versions)
-	}
-	channel, err := s.conn.Channel()
-	if err != nil {
-		return err
-	}
-	payload, err := wire.AuthPayload(hello, challenge, channel)
-	if err != nil {
-		return err
-	}
-	if err := s.send(ctx, &wire.Auth{Signature: hex.EncodeToString(ed25519.Sign(n.enrollment.Key, payload))}); err != nil {
-		return err
-	}
-	s.version = challenge.Version
-	welcome, err := step[*wire.Welcome](ctx, s)
-	if err != nil {
-		return err
-	}
-	if welcome.Hub != "" && welcome.Hub != n.enrollment.Hub {
-		// Generations and commands count for one hub: nothing of this one may
-		// be applied to what was kept for the other.
-		return fmt.Errorf("%w: this is hub %s, the node is enrolled with hub %s", wire.ErrProtocol, welcome.Hub, n.enrollment.Hub)
 	}
 	s.every = wire.Clamp(welcome.HeartbeatSecs)
-	s.hubNow = func() int64 { return n.Now().Unix() }
+	s.hubNow = func() int64 { return s.n.Now().Unix() }
 	s.setHubClock(welcome.Time)
 	return nil
 }
@@ -153,17 +103,6 @@ func (s *session) setHubClock(at int64) {
 	if begin := time.Now(); at > 0 {
 		s.hubNow = func() int64 { return at + int64(time.Since(begin)/time.Second) }
 	}
-}
-
-// ended is the error of a message by which the hub ends it.
-func (s *session) ended(m wire.Message) error {
-	switch m := m.(type) {
-	case *wire.Refused:
-		return Refused(s.n.enrollment.URL, m.Code, m.Message)
-	case *wire.Closing:
-		return Refused(s.n.enrollment.URL, m.Code, m.Message)
-	}
-	return nil
 }
 
 // lastWord is how long a connection that cannot be written any more is read
@@ -199,7 +138,7 @@ func (s *session) keep(ctx context.Context) error {
 	for {
 		select {
 		case m := <-inbox:
-			if why := s.ended(m); why != nil {
+			if why := s.opening.Ended(m); why != nil {
 				return why
 			}
 		case <-broken:
@@ -480,7 +419,7 @@ func (s *session) refuseJobs(ctx context.Context, m wire.Message) error {
 // handle does what a message of the hub asks. An error ends the session.
 func (s *session) handle(ctx context.Context, m wire.Message) error {
 	n := s.n
-	if err := s.ended(m); err != nil {
+	if err := s.opening.Ended(m); err != nil {
 		return err
 	}
 	switch m := m.(type) {

@@ -3,8 +3,6 @@ package relay
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -87,77 +85,21 @@ func (d *Daemon) session(ctx context.Context, incarnation string) (opened bool, 
 	return true, t.keep(ctx)
 }
 
-// step is one message of the handshake, which is package wire's.
-func step[T wire.Message](ctx context.Context, t *talk, version int) (m T, err error) {
-	ctx, cancel := context.WithTimeout(ctx, wire.HandshakeStep)
-	defer cancel()
-	data, err := t.conn.Read(ctx)
-	if err != nil {
-		return m, err
-	}
-	got, err := wire.Decode(wire.FromHub, version, data)
-	if err != nil {
-		return m, err
-	}
-	if r, ok := got.(*wire.Refused); ok {
-		return m, asRelay.Refused(t.d.enrollment.URL, r.Code, r.Message)
-	}
-	m, ok := got.(T)
-	if !ok {
-		return m, fmt.Errorf("%w: the hub sent %T, %T was to come", wire.ErrProtocol, got, m)
-	}
-	return m, nil
-}
-
-func (t *talk) write(ctx context.Context, data []byte, err error) error {
+func (t *talk) send(ctx context.Context, m dispatch.Message) error {
+	b, err := dispatch.Encode(m)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, max(wire.HandshakeStep, wire.MissedBeats*t.every))
-	defer cancel()
-	return t.conn.Write(ctx, data)
-}
-
-func (t *talk) say(ctx context.Context, m wire.Message) error {
-	b, err := wire.Encode(0, m)
-	return t.write(ctx, b, err)
-}
-
-func (t *talk) send(ctx context.Context, m dispatch.Message) error {
-	b, err := dispatch.Encode(m)
-	return t.write(ctx, b, err)
+	return node.Write(ctx, t.conn, t.every, b)
 }
 
 func (t *talk) open(ctx context.Context, incarnation string) error {
 	e := t.d.enrollment
-	hello := &wire.Hello{Node: e.Relay, Incarnation: incarnation, Versions: dispatch.Versions, VK: t.d.vk}
-	if err := t.say(ctx, hello); err != nil {
-		return err
-	}
-	challenge, err := step[*wire.Challenge](ctx, t, 0)
+	_, welcome, err := (&node.Opening{
+		As: asRelay, ID: e.Relay, Incarnation: incarnation, VK: t.d.vk, Key: e.Key, Versions: dispatch.Versions, URL: e.URL, Hub: e.Hub,
+	}).On(ctx, t.conn)
 	if err != nil {
 		return err
-	}
-	if v, ok := wire.Negotiate(dispatch.Versions, challenge.Versions); !ok || v != challenge.Version {
-		return fmt.Errorf("%w: the hub picked version %d; it speaks %v, this relay %v", wire.ErrProtocol, challenge.Version, challenge.Versions, dispatch.Versions)
-	}
-	channel, err := t.conn.Channel()
-	if err != nil {
-		return err
-	}
-	payload, err := wire.AuthPayload(hello, challenge, channel)
-	if err != nil {
-		return err
-	}
-	if err := t.say(ctx, &wire.Auth{Signature: hex.EncodeToString(ed25519.Sign(e.Key, payload))}); err != nil {
-		return err
-	}
-	welcome, err := step[*wire.Welcome](ctx, t, 1)
-	if err != nil {
-		return err
-	}
-	if welcome.Hub != "" && welcome.Hub != e.Hub {
-		return fmt.Errorf("%w: this is hub %s, the relay is enrolled with hub %s", wire.ErrProtocol, welcome.Hub, e.Hub)
 	}
 	t.every = wire.Clamp(welcome.HeartbeatSecs)
 	return nil
