@@ -158,27 +158,10 @@ func (a *Admin) token(ctx context.Context, c *call) (any, error) {
 	return hubadmin.TokenReply{Token: t}, err
 }
 
-// nodeOf converts; full adds what one node alone is shown with.
-func (a *Admin) nodeOf(n *hub.Node, now time.Time, full bool) hubadmin.Node {
-	v := hubadmin.Node{ID: n.ID, Name: n.Name, Reach: n.Reach(), Enrolled: n.Enrolled, Version: n.Version, MonitorOnly: n.MonitorOnly(),
-		Sync: n.Sync(), Pending: n.Pending(now), Pools: n.Pools, PlacesNot: a.Hub.PlacesNot(n), Desired: n.Desired, Reported: n.State, Conflict: n.Conflict, VMs: n.VMs, Omitted: n.Omitted, Inventory: n.Inventory}
-	if t := n.Live.Seen(); !t.IsZero() {
-		v.LastSeen = t.Unix()
-	}
-	if b := n.Live.Beat(); b != nil {
-		beat := *b.Beat
-		if !full {
-			beat.VMs = nil
-		}
-		v.Heartbeat = &beat
-	}
-	return v
-}
-
 func (a *Admin) nodes(context.Context, *call) (any, error) {
 	list := hubadmin.NodeList{Nodes: []hubadmin.Node{}}
 	for _, n := range a.Hub.Snapshot().Sorted() {
-		list.Nodes = append(list.Nodes, a.nodeOf(n, a.Hub.Now(), false))
+		list.Nodes = append(list.Nodes, hubadmin.NodeOf(a.Hub, n, false))
 	}
 	return list, nil
 }
@@ -188,7 +171,7 @@ func (a *Admin) show(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := a.nodeOf(n, a.Hub.Now(), true)
+	v := hubadmin.NodeOf(a.Hub, n, true)
 	list, err := a.Hub.Store().Commands(ctx, n.ID, 50)
 	for _, c := range list {
 		v.Commands = append(v.Commands, hubadmin.CommandOf(c))
@@ -201,7 +184,7 @@ func (a *Admin) one(n *hub.Node, err error) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.nodeOf(n, a.Hub.Now(), true), nil
+	return hubadmin.NodeOf(a.Hub, n, true), nil
 }
 
 func (a *Admin) remove(ctx context.Context, c *call) (any, error) {

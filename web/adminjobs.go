@@ -175,19 +175,6 @@ func (a *Admin) revokeKey(ctx context.Context, c *call) (any, error) {
 	return hubadmin.KeyRevoked{Removed: n}, err
 }
 
-func (a *Admin) jobOf(s *hub.Snapshot, j *hub.Job) hubadmin.Job {
-	v := hubadmin.Job{ID: j.ID, State: j.State, Outcome: j.Outcome(), Owner: "relay " + j.Owner, Node: j.Node, Placement: j.Placement, Stage: j.Stage, Cancel: j.Cancel,
-		Submitted: j.Submitted, Accepted: j.Accepted, Finished: j.Finished, Settled: j.Settled, OutputLen: a.Hub.OutputLen(j), Result: j.Result, Guest: j.Guest, What: j.What,
-		Rules: j.Rules, DryRules: j.DryRules, RulesGen: j.RulesGen}
-	if r := s.Relays[j.Owner]; r != nil && r.Name != "" {
-		v.Owner = "relay " + r.Name
-	}
-	if n := s.Nodes[j.Node]; n != nil {
-		v.NodeName = n.Name
-	}
-	return v
-}
-
 // maxListed is how many jobs an answer may have.
 const maxListed = 10_000
 
@@ -225,33 +212,13 @@ func (a *Admin) jobs(ctx context.Context, c *call) (any, error) {
 	jobs, err := a.Hub.Jobs(ctx, q)
 	list := hubadmin.JobList{Jobs: []hubadmin.Job{}}
 	for _, j := range jobs {
-		list.Jobs = append(list.Jobs, a.jobOf(s, j))
+		list.Jobs = append(list.Jobs, hubadmin.JobOf(a.Hub, s, j))
 	}
 	return list, err
 }
 
 func (a *Admin) job(ctx context.Context, c *call) (any, error) {
-	j, err := a.Hub.FindJob(ctx, c.node)
-	if err != nil {
-		return nil, err
-	}
-	v := a.jobOf(a.Hub.Snapshot(), j)
-	if v.Spec, err = a.Hub.Spec(ctx, j); err != nil {
-		return nil, err
-	}
-	if v.Egress, err = a.Hub.Egress(ctx, j); err != nil {
-		return nil, err
-	}
-	if j.State == dispatch.Finished {
-		end, err := a.Hub.Ending(ctx, j)
-		if err != nil {
-			return nil, err
-		}
-		if end != nil {
-			v.End = &hubadmin.JobEnd{Start: end.Start, Size: end.Size, Data: end.Data}
-		}
-	}
-	return v, nil
+	return hubadmin.FindJob(ctx, a.Hub, c.node)
 }
 
 func (a *Admin) jobOutput(ctx context.Context, c *call) (any, error) {
@@ -302,5 +269,5 @@ func (a *Admin) cancelJob(ctx context.Context, c *call) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.jobOf(a.Hub.Snapshot(), j), nil
+	return hubadmin.JobOf(a.Hub, a.Hub.Snapshot(), j), nil
 }

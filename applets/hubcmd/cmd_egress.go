@@ -12,6 +12,7 @@ import (
 	"virtkit/core/fault"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/policy"
 	"virtkit/core/ui"
 )
@@ -54,7 +55,7 @@ func newEgress(a *app) *cli.Command {
 					for _, rule := range r.Rules {
 						if rule.Name == args[0] {
 							printRule(a.env.Stdout, &rule)
-							fmt.Fprintf(a.env.Stdout, "  set %s by %s\n", stampText(rule.At), ui.CleanLine(rule.Actor))
+							fmt.Fprintf(a.env.Stdout, "  set %s by %s\n", hubtext.Stamp(rule.At), ui.CleanLine(rule.Actor))
 							return nil
 						}
 					}

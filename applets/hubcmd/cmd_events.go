@@ -12,6 +12,7 @@ import (
 	"virtkit/core/fault"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/ui"
 )
 
@@ -88,7 +89,7 @@ func (a *app) printTold(t hubadmin.Told, asJSON bool) error {
 		text = fmt.Sprintf("%s  %d nodes (%s), %d jobs not settled", now, len(t.Snapshot.Nodes), counts(reach), len(t.Snapshot.Jobs))
 	default:
 		e := t.Event
-		of, node := orDash(e.Node), ""
+		of, node := hubtext.Dash(e.Node), ""
 		if e.Job != "" {
 			of = e.Job
 			if e.Node != "" {

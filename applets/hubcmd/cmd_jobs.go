@@ -10,12 +10,12 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/urfave/cli/v3"
 
 	"virtkit/applets/internal/cliutil"
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/ui"
 )
@@ -166,123 +166,20 @@ func newJobCancel(a *app) *cli.Command {
 	}, cliutil.Arity{Min: 1, Max: 1}), noSuchJob)
 }
 
-func jobState(j *hubadmin.Job) string {
-	switch {
-	case j.Outcome != "":
-		return j.Outcome
-	case j.Cancel != "":
-		return string(j.State) + ", canceling"
-	case j.State == dispatch.Running && j.Stage != "":
-		return "running " + j.Stage
-	}
-	return string(j.State)
-}
-
-func span(secs int64) string { return (time.Duration(secs) * time.Second).String() }
-
-func ran(j *hubadmin.Job, now time.Time) string {
-	switch {
-	case j.Accepted == 0:
-		return "-"
-	case j.Finished > 0:
-		return span(j.Finished - j.Accepted)
-	}
-	return span(now.Unix() - j.Accepted)
-}
-
-func peak(j *hubadmin.Job) string {
-	if j.Result == nil || j.Result.Usage == nil || j.Result.Usage.PeakMem == nil {
-		return "-"
-	}
-	return bytesText(*j.Result.Usage.PeakMem)
-}
-
-func whatText(j *hubadmin.Job) string {
-	return strings.TrimSpace(fmt.Sprintf("%s %s %s (job %d of %s)", j.What.Path, j.What.Ref, j.What.Name, j.What.GitLabJob, j.What.Instance))
-}
-
-// eventsText is each kind of event and how many times it was.
-func eventsText(j *hubadmin.Job) string {
-	if j.Result == nil || len(j.Result.Events) == 0 {
-		return "-"
-	}
-	var out []string
-	for _, e := range j.Result.Events {
-		out = append(out, fmt.Sprintf("%s ×%d", e.Kind, e.Count))
-	}
-	return strings.Join(out, ", ")
-}
-
-func nodeText(j *hubadmin.Job) string {
-	if j.Node == "" {
-		return "-"
-	}
-	if j.NodeName != "" {
-		return j.NodeName
-	}
-	return j.Node[:8]
-}
-
 func printJobs(w io.Writer, jobs []hubadmin.Job, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tOF\tPOOL\tSTATE\tNODE\tOUTPUT\tAGE\tRAN\tPEAK MEM\tEVENTS\tWHAT")
+	fmt.Fprintln(t, strings.Join(hubtext.JobHeads, "\t"))
 	for i := range jobs {
-		j := &jobs[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", j.ID, ui.CleanLine(j.Owner), ui.CleanLine(j.Placement.Pool), ui.CleanLine(jobState(j)), ui.CleanLine(nodeText(j)),
-			bytesText(j.OutputLen), units.HumanDuration(now.Sub(time.Unix(j.Submitted, 0))), ran(j, now), peak(j), ui.CleanLine(eventsText(j)), ui.CleanLine(whatText(j)))
+		fmt.Fprintln(t, line(hubtext.JobRow(&jobs[i], now)))
 	}
 	return t.Flush()
 }
 
 func printJob(w io.Writer, j *hubadmin.Job, spec bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	row := func(k, format string, args ...any) {
-		fmt.Fprintf(t, "%s\t%s\n", k, ui.CleanLine(fmt.Sprintf(format, args...)))
+	for _, f := range hubtext.JobFields(j, now) {
+		fmt.Fprintf(t, "%s\t%s\n", f.Key, ui.CleanLine(f.Text))
 	}
-	row("job", "%s", j.ID)
-	row("state", "%s", jobState(j))
-	if r := j.Result; r != nil {
-		if r.ExitCode != nil {
-			row("exit code", "%d", *r.ExitCode)
-		}
-		if r.Message != "" {
-			row("message", "%s", r.Message)
-		}
-		for _, u := range r.Artifacts {
-			row("artifact", "%s: %s", orDash(u.Name), u.Outcome)
-		}
-	}
-	row("what", "%s", whatText(j))
-	if j.What.GitLabJob > 0 {
-		row("page", "%s/%s/-/jobs/%d", j.What.URL, j.What.Path, j.What.GitLabJob)
-	}
-	row("commit", "%s", orDash(j.What.SHA))
-	row("node", "%s", strings.TrimSpace(orDash(j.Node)+" "+j.NodeName))
-	row("placement", "%s", placementText(&j.Placement))
-	row("of", "%s, runner %s", j.Owner, orDash(j.What.Runner))
-	row("submitted", "%s", stampText(j.Submitted))
-	row("started", "%s", stampText(j.Accepted))
-	row("finished", "%s", stampText(j.Finished))
-	row("settled", "%s", stampText(j.Settled))
-	row("ran", "%s", ran(j, now))
-	if j.Guest != nil {
-		row("VM", "%d CPUs, %s", j.Guest.CPUs, bytesText(j.Guest.MemMiB<<20))
-	}
-	if j.Result != nil && j.Result.Usage != nil {
-		u := j.Result.Usage
-		cpu := "-"
-		if u.CPUMS != nil {
-			cpu = (time.Duration(*u.CPUMS) * time.Millisecond).String()
-		}
-		row("used", "%v wall, %s CPU, %s peak memory, VM of %d CPUs and %s", time.Duration(u.WallMS)*time.Millisecond, cpu, peak(j), u.CPUs, bytesText(u.MemMiB<<20))
-	}
-	if r := j.Result; r != nil {
-		for _, e := range r.Events {
-			row("event", "%s ×%d, first %s: %s", e.Kind, e.Count, stampText(e.At), orDash(e.First))
-		}
-	}
-	egressRows(j, row)
-	row("output", "%d bytes", j.OutputLen)
 	if err := t.Flush(); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"virtkit/applets/internal/cliutil"
 	"virtkit/core/fault"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/ui"
 )
@@ -115,34 +116,34 @@ func newKeyCreate(a *app) *cli.Command {
 func envelopeText(e wire.Envelope) string {
 	var out []string
 	if e.Memory > 0 {
-		out = append(out, bytesText(e.Memory))
+		out = append(out, hubtext.Bytes(e.Memory))
 	}
 	if e.CPUs > 0 {
 		out = append(out, fmt.Sprintf("%d CPUs", e.CPUs))
 	}
 	if e.Disk > 0 {
-		out = append(out, bytesText(e.Disk)+" of disk")
+		out = append(out, hubtext.Bytes(e.Disk)+" of disk")
 	}
-	return orNone(strings.Join(out, ", "))
+	return hubtext.None(strings.Join(out, ", "))
 }
 
 func printKeys(w io.Writer, keys []hubadmin.Key) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "NAME\tKEY\tSCOPES\tPOOLS\tLARGEST\tCREATED\tBY\tWORKS\tCLIENT")
 	for _, k := range keys {
-		works := "until " + stampText(k.Expires)
+		works := "until " + hubtext.Stamp(k.Expires)
 		switch {
 		case k.Revoked > 0:
-			works = "revoked " + stampText(k.Revoked)
+			works = "revoked " + hubtext.Stamp(k.Revoked)
 		case !k.Works:
-			works = "expired " + stampText(k.Expires)
+			works = "expired " + hubtext.Stamp(k.Expires)
 		}
 		client := "-"
 		if c := k.Client; c != nil {
 			client = strings.TrimSpace(c.Program + " " + c.Version + " " + c.Hostname)
 		}
 		fmt.Fprintf(t, "%s\tvkk_%s…\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", ui.CleanLine(k.Name), k.Prefix, strings.Join(k.Scopes, " "), strings.Join(k.Pools, " "), envelopeText(k.Max),
-			stampText(k.Created), ui.CleanLine(k.Actor), works, ui.CleanLine(client))
+			hubtext.Stamp(k.Created), ui.CleanLine(k.Actor), works, ui.CleanLine(client))
 	}
 	return t.Flush()
 }

@@ -12,6 +12,7 @@ import (
 	"virtkit/applets/internal/cliutil"
 	"virtkit/core/fault"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/fleet/wire"
 )
 
@@ -85,7 +86,7 @@ func ceiling(s string) (int, error) {
 }
 
 func (a *app) asked(n *hubadmin.Node) error {
-	_, err := fmt.Fprintf(a.env.Stdout, "%s: generation %d, %s\n", n.ID, n.Desired.Generation, policyText(n.Desired.Policy))
+	_, err := fmt.Fprintf(a.env.Stdout, "%s: generation %d, %s\n", n.ID, n.Desired.Generation, hubtext.Policy(n.Desired.Policy))
 	return err
 }
 
@@ -200,7 +201,7 @@ func (a *app) await(ctx context.Context, c *hubadmin.Client, cmd *hubadmin.Comma
 			_, err := fmt.Fprintf(a.env.Stdout, "%s: %s\n", cmd.Node, wire.Drained)
 			return err
 		}
-		if now := drainText(n); now != last {
+		if now := hubtext.Drain(n); now != last {
 			last = now
 			fmt.Fprintf(a.env.Stderr, "vk-hub: %s\n", now)
 		}
@@ -231,7 +232,7 @@ func newPools(a *app) *cli.Command {
 			if err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(a.env.Stdout, "%s: %s\n", n.ID, orNone(strings.Join(n.Pools, " ")))
+			_, err = fmt.Fprintf(a.env.Stdout, "%s: %s\n", n.ID, hubtext.None(strings.Join(n.Pools, " ")))
 			return err
 		}),
 	}, cliutil.Arity{Min: 1, Max: -1}), noSuchNode)

@@ -17,6 +17,7 @@ import (
 	"virtkit/core/fleet/dispatch"
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/ui"
 )
@@ -103,28 +104,17 @@ func printRelays(w io.Writer, list []hubadmin.Relay, now time.Time) error {
 	for _, r := range list {
 		version, runners, jobs := "-", "-", 0
 		if v := r.Inventory; v != nil {
-			version, runners = orDash(v.Version), strconv.Itoa(len(v.Runners))
+			version, runners = hubtext.Dash(v.Version), strconv.Itoa(len(v.Runners))
 		}
 		if r.Heartbeat != nil {
 			for _, b := range r.Heartbeat.Runners {
 				jobs += b.Jobs
 			}
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", r.ID, ui.CleanLine(orDash(r.Name)), reachText(r.Connected, r.LastSeen), ui.CleanLine(version),
-			orDash(r.Server), statusText(r.Status), runners, jobs, ago(r.LastSeen, now))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", r.ID, ui.CleanLine(hubtext.Dash(r.Name)), reachText(r.Connected, r.LastSeen), ui.CleanLine(version),
+			hubtext.Dash(r.Server), statusText(r.Status), runners, jobs, hubtext.Ago(r.LastSeen, now))
 	}
 	return t.Flush()
-}
-
-func placementText(p *dispatch.Placement) string {
-	s := fmt.Sprintf("pool %s, %s, %d CPUs", p.Pool, bytesText(p.Envelope.Memory), p.Envelope.CPUs)
-	if p.Envelope.Disk > 0 {
-		s += ", " + bytesText(p.Envelope.Disk) + " of disk"
-	}
-	if len(p.Labels) > 0 {
-		s += ", labels " + strings.Join(p.Labels, " ")
-	}
-	return s
 }
 
 func printRelay(w io.Writer, r *hubadmin.Relay, now time.Time) error {
@@ -133,19 +123,19 @@ func printRelay(w io.Writer, r *hubadmin.Relay, now time.Time) error {
 		fmt.Fprintf(t, "%s\t%s\n", k, ui.CleanLine(fmt.Sprintf(format, args...)))
 	}
 	row("relay", "%s", r.ID)
-	row("name", "%s", orDash(r.Name))
-	row("reach", "%s, last seen %s", reachText(r.Connected, r.LastSeen), ago(r.LastSeen, now))
-	row("enrolled", "%s", stampText(r.Enrolled))
-	row("server", "%s", orDash(r.Server))
+	row("name", "%s", hubtext.Dash(r.Name))
+	row("reach", "%s, last seen %s", reachText(r.Connected, r.LastSeen), hubtext.Ago(r.LastSeen, now))
+	row("enrolled", "%s", hubtext.Stamp(r.Enrolled))
+	row("server", "%s", hubtext.Dash(r.Server))
 	row("status", "%s", statusText(r.Status))
 	if r.Status.Message != "" {
 		row("note", "%s", r.Status.Message)
 	}
 	if v := r.Inventory; v != nil {
-		row("versions", "vk-gitlab %s, GitLab %s", orDash(v.Version), orDash(v.ServerVersion))
-		row("server key", "sha256 %s", orDash(v.ServerKey))
-		row("system ID", "%s", orDash(v.SystemID))
-		row("concurrent", "%s", ceilingText(v.Concurrent))
+		row("versions", "vk-gitlab %s, GitLab %s", hubtext.Dash(v.Version), hubtext.Dash(v.ServerVersion))
+		row("server key", "sha256 %s", hubtext.Dash(v.ServerKey))
+		row("system ID", "%s", hubtext.Dash(v.SystemID))
+		row("concurrent", "%s", hubtext.Ceiling(v.Concurrent))
 		for _, u := range v.Runners {
 			state := "no state reported"
 			for _, s := range r.States {
@@ -157,26 +147,19 @@ func printRelay(w io.Writer, r *hubadmin.Relay, now time.Time) error {
 			if !u.Verified {
 				token = "token not verified"
 			}
-			row("runner", "%s (ID %d, %s): %s, limit %s; %s", u.Name, u.ID, token, placementText(&u.Placement), ceilingText(u.Limit), state)
+			row("runner", "%s (ID %d, %s): %s, limit %s; %s", u.Name, u.ID, token, hubtext.Placement(&u.Placement), hubtext.Ceiling(u.Limit), state)
 		}
 	}
 	if r.Heartbeat != nil {
 		for _, b := range r.Heartbeat.Runners {
 			last := "no answer of GitLab's yet"
 			if b.LastAt > 0 {
-				last = fmt.Sprintf("GitLab's last answer %d, %s", b.LastStatus, ago(b.LastAt, now))
+				last = fmt.Sprintf("GitLab's last answer %d, %s", b.LastStatus, hubtext.Ago(b.LastAt, now))
 			}
 			row("now", "%s: %d job requests, %d jobs, %s", b.Name, b.Requests, b.Jobs, last)
 		}
 	}
 	return t.Flush()
-}
-
-func stampText(unix int64) string {
-	if unix == 0 {
-		return "-"
-	}
-	return time.Unix(unix, 0).UTC().Format(time.RFC3339)
 }
 
 var noInstance = cliutil.Status{Code: "10", Means: "there is no such instance or project"}
@@ -269,7 +252,7 @@ func printGitLabs(w io.Writer, r *hubadmin.GitLabList) error {
 		if v.Name == "" {
 			status = "rejected"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", orDash(v.Name), v.URL, status, v.Relays, stampText(v.At), ui.CleanLine(v.Actor))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\n", hubtext.Dash(v.Name), v.URL, status, v.Relays, hubtext.Stamp(v.At), ui.CleanLine(v.Actor))
 	}
 	for _, p := range r.Pending {
 		fmt.Fprintf(t, "-\t%s\tpending\t%d\t-\t-\n", p.URL, len(p.Relays))
@@ -278,7 +261,7 @@ func printGitLabs(w io.Writer, r *hubadmin.GitLabList) error {
 		return err
 	}
 	for _, p := range r.Pending {
-		fmt.Fprintf(w, "%s: certificate key sha256 %s, reported by relay %s\n", p.URL, orDash(p.Key), strings.Join(p.Relays, ", "))
+		fmt.Fprintf(w, "%s: certificate key sha256 %s, reported by relay %s\n", p.URL, hubtext.Dash(p.Key), strings.Join(p.Relays, ", "))
 	}
 	for _, p := range r.Projects {
 		fmt.Fprintf(w, "%s: project %d %s is pending: %d jobs refused, the first was job %d (%s)\n", p.Instance, p.ID, ui.CleanLine(p.Path), p.Refused, p.FirstJob, ui.CleanLine(p.FirstRef))
@@ -357,7 +340,7 @@ func printProjects(w io.Writer, list []hubadmin.Project) error {
 		if p.FirstJob > 0 {
 			first = strings.TrimSpace(fmt.Sprintf("%d %s", p.FirstJob, p.FirstRef))
 		}
-		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n", p.Instance, p.ID, ui.CleanLine(orDash(p.Path)), p.State, p.Refused, ui.CleanLine(first), stampText(p.At), ui.CleanLine(p.Actor))
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%d\t%s\t%s\t%s\n", p.Instance, p.ID, ui.CleanLine(hubtext.Dash(p.Path)), p.State, p.Refused, ui.CleanLine(first), hubtext.Stamp(p.At), ui.CleanLine(p.Actor))
 	}
 	return t.Flush()
 }

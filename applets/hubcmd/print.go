@@ -14,6 +14,7 @@ import (
 
 	"virtkit/core/fleet/hub"
 	"virtkit/core/fleet/hubadmin"
+	"virtkit/core/fleet/hubtext"
 	"virtkit/core/fleet/wire"
 	"virtkit/core/ui"
 )
@@ -21,163 +22,29 @@ import (
 // What nodes send was cleaned as it arrived (wire.Clean); ui.CleanLine keeps
 // what a database may hold from a terminal.
 
-func orNone(s string) string { return cmp.Or(s, "none") }
-
-func policyText(p wire.Policy) string {
-	acquire := "acquisition on"
-	if p.Stop {
-		acquire = "acquisition stopped"
-	}
-	return "ceiling " + ceilingText(p.Ceiling) + ", " + acquire
-}
-
-func ceilingText(n int) string {
-	if n == 0 {
-		return "none"
-	}
-	return fmt.Sprint(n)
-}
-
-func bytesText(n int64) string { return units.BytesSize(float64(n)) }
-
-func ago(unix int64, now time.Time) string {
-	if unix == 0 {
-		return "never"
-	}
-	return units.HumanDuration(now.Sub(time.Unix(unix, 0))) + " ago"
-}
-
-// state is the node's own, with what is pending.
-func state(n *hubadmin.Node) string {
-	s := "-"
-	if n.Reported != nil {
-		s = string(n.Reported.Node)
-	} else if n.MonitorOnly {
-		s = fmt.Sprintf("monitor only (v%d)", n.Version)
-	}
-	if n.Pending > 0 {
-		s += fmt.Sprintf(" (%d pending)", n.Pending)
-	}
-	return s
-}
-
-// acquire is the hub's, and the node's where it differs.
-func acquire(n *hubadmin.Node) string {
-	want := wire.Taking
-	if n.Desired.Policy.Stop {
-		want = wire.Stopped
-	}
-	words := map[wire.Acquisition]string{wire.Taking: "on", wire.Stopped: "stopped", wire.Quitting: "quitting"}
-	if r := n.Reported; r != nil && r.Acquisition != want {
-		return fmt.Sprintf("%s [%s]", words[want], words[r.Acquisition])
-	}
-	return words[want]
-}
-
-func ceilings(n *hubadmin.Node) string {
-	s := ceilingText(n.Desired.Policy.Ceiling)
-	if n.Reported != nil {
-		var has int
-		if n.Reported.Applied != nil {
-			has = n.Reported.Applied.Policy.Ceiling
-		}
-		if has != n.Desired.Policy.Ceiling {
-			s += " [" + ceilingText(has) + "]"
-		}
-	}
-	return s
-}
-
 func printNodes(w io.Writer, nodes []hubadmin.Node, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "ID\tNAME\tREACH\tSTATE\tACQUIRE\tCEILING\tCONC\tSYNC\tLAST SEEN\tVK\tCPUS\tRAM\tADMITTED\tVMS")
+	fmt.Fprintln(t, strings.Join(hubtext.NodeHeads, "\t"))
 	for i := range nodes {
-		n := &nodes[i]
-		vk, cpus, ram, conc, admitted := "-", "-", "-", "-", "-"
-		if v := n.Inventory; v != nil {
-			vk, cpus, ram = orDash(v.VK), fmt.Sprint(v.CPUs), bytesText(v.RAM)
-		}
-		if b := n.Heartbeat; b != nil {
-			if b.Concurrency > 0 {
-				conc = fmt.Sprint(b.Concurrency)
-			}
-			admitted = bytesText(b.Admission.Committed)
-			if b.Admission.Budget > 0 {
-				admitted += "/" + bytesText(b.Admission.Budget)
-			}
-			if b.Admission.Waiting > 0 {
-				admitted += fmt.Sprintf(" (+%d waiting)", b.Admission.Waiting)
-			}
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\n", n.ID, ui.CleanLine(orDash(n.Name)), n.Reach, state(n), acquire(n), ceilings(n), conc, n.Sync,
-			ago(n.LastSeen, now), vk, cpus, ram, admitted, n.VMs+n.Omitted)
+		fmt.Fprintln(t, line(hubtext.NodeRow(&nodes[i], now)))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	for i := range nodes {
-		for _, l := range remarks(&nodes[i]) {
+		for _, l := range hubtext.Remarks(&nodes[i]) {
 			fmt.Fprintf(w, "%s: %s\n", cmp.Or(nodes[i].Name, nodes[i].ID), ui.CleanLine(l))
 		}
 	}
 	return nil
 }
 
-func orDash(s string) string { return cmp.Or(s, "-") }
-
-// remarks are the lines under the table: what a node cannot carry out, and
-// what an operator must decide.
-func remarks(n *hubadmin.Node) (out []string) {
-	if n.Conflict != nil {
-		out = append(out, fmt.Sprintf("recovery conflict: %s; see vk-hub nodes recover %s", strings.Join(n.Conflict.Reasons, "; "), n.ID[:8]))
+// line is a table's, of cells that may hold anything.
+func line(cells []string) string {
+	for i := range cells {
+		cells[i] = ui.CleanLine(cells[i])
 	}
-	if len(n.Pools) > 0 {
-		line := "pools " + strings.Join(n.Pools, " ")
-		if n.Inventory != nil && len(n.Inventory.Labels) > 0 {
-			line += ", labels " + strings.Join(n.Inventory.Labels, " ")
-		}
-		if n.PlacesNot != "" {
-			line += "; is given no placed jobs: " + n.PlacesNot
-		}
-		out = append(out, line)
-	}
-	r := n.Reported
-	if r == nil {
-		return out
-	}
-	if r.Runner == wire.RunnerNone {
-		out = append(out, "no gitlab-runner, placed jobs only")
-	}
-	for _, u := range r.Unsupported {
-		out = append(out, "cannot comply: "+u)
-	}
-	if r.Concurrency != nil && r.Concurrency.Error != "" {
-		out = append(out, "cannot set its concurrency: "+r.Concurrency.Error)
-	}
-	if r.Node == wire.Draining {
-		out = append(out, drainText(n))
-	}
-	return out
-}
-
-// drainText says how far a drain is.
-func drainText(n *hubadmin.Node) string {
-	r := n.Reported
-	switch {
-	case n.ID == "":
-		return "the hub cannot be reached; trying again"
-	case n.Reach != hub.Connected:
-		return "the node is " + string(n.Reach) + "; nothing is known of its jobs"
-	case r == nil || r.Drain == nil:
-		return "waiting for the node"
-	}
-	yes := func(b bool) string {
-		if b {
-			return "yes"
-		}
-		return "no"
-	}
-	return fmt.Sprintf("draining: runner exited %s, admission empty %s, %d jobs left", yes(r.Drain.RunnerExited), yes(r.Drain.AdmissionIdle), r.Drain.Jobs)
+	return strings.Join(cells, "\t")
 }
 
 func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
@@ -186,36 +53,36 @@ func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
 		fmt.Fprintf(t, "%s\t%s\n", k, ui.CleanLine(fmt.Sprintf(format, args...)))
 	}
 	row("node", "%s", n.ID)
-	row("name", "%s", orDash(n.Name))
-	row("reach", "%s, last seen %s, protocol version %d", n.Reach, ago(n.LastSeen, now), n.Version)
+	row("name", "%s", hubtext.Dash(n.Name))
+	row("reach", "%s, last seen %s, protocol version %d", n.Reach, hubtext.Ago(n.LastSeen, now), n.Version)
 	row("enrolled", "%s", time.Unix(n.Enrolled, 0).UTC().Format(time.RFC3339))
-	row("pools", "%s", orNone(strings.Join(n.Pools, " ")))
-	row("state", "%s", state(n))
+	row("pools", "%s", hubtext.None(strings.Join(n.Pools, " ")))
+	row("state", "%s", hubtext.State(n))
 	if n.Desired.Generation > 0 {
-		row("asked", "generation %d: %s", n.Desired.Generation, policyText(n.Desired.Policy))
+		row("asked", "generation %d: %s", n.Desired.Generation, hubtext.Policy(n.Desired.Policy))
 	} else {
 		row("asked", "nothing")
 	}
 	if r := n.Reported; r != nil {
 		if r.Applied != nil {
-			row("applied", "generation %d: %s", r.Applied.Generation, policyText(r.Applied.Policy))
+			row("applied", "generation %d: %s", r.Applied.Generation, hubtext.Policy(r.Applied.Policy))
 		} else {
 			row("applied", "nothing")
 		}
 		row("acquisition", "%s, runner %s", r.Acquisition, r.Runner)
 		if c := r.Concurrency; c != nil {
-			row("concurrency", "%d (estimate %d, hub's ceiling %s, own ceiling %s)", c.Effective, c.Estimate, ceilingText(c.HubCeiling), ceilingText(c.LocalCeiling))
+			row("concurrency", "%d (estimate %d, hub's ceiling %s, own ceiling %s)", c.Effective, c.Estimate, hubtext.Ceiling(c.HubCeiling), hubtext.Ceiling(c.LocalCeiling))
 		}
 	}
 	row("sync", "%s", n.Sync)
-	for _, l := range remarks(n) {
+	for _, l := range hubtext.Remarks(n) {
 		row("note", "%s", l)
 	}
 	if v := n.Inventory; v != nil {
-		row("host", "%d CPUs, %s RAM, %s", v.CPUs, bytesText(v.RAM), orDash(v.CPUModel))
-		row("versions", "vk %s, host kernel %s, guest kernel %s, configuration %.12s", orDash(v.VK), orDash(v.HostKernel), orDash(v.GuestKernel), orDash(v.ConfigHash))
+		row("host", "%d CPUs, %s RAM, %s", v.CPUs, hubtext.Bytes(v.RAM), hubtext.Dash(v.CPUModel))
+		row("versions", "vk %s, host kernel %s, guest kernel %s, configuration %.12s", hubtext.Dash(v.VK), hubtext.Dash(v.HostKernel), hubtext.Dash(v.GuestKernel), hubtext.Dash(v.ConfigHash))
 		if g := v.Runner; g != nil {
-			row("gitlab-runner", "%s, %s, concurrent %d: %s", orDash(g.Version), g.Config, g.Concurrent, orNone(strings.Join(g.Names, " ")))
+			row("gitlab-runner", "%s, %s, concurrent %d: %s", hubtext.Dash(g.Version), g.Config, g.Concurrent, hubtext.None(strings.Join(g.Names, " ")))
 		}
 		for _, c := range v.Checks {
 			if !c.OK {
@@ -227,11 +94,11 @@ func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
 		}
 	}
 	if b := n.Heartbeat; b != nil {
-		row("admission", "%s of %s, %d running, %d waiting", bytesText(b.Admission.Committed), bytesText(b.Admission.Budget), b.Admission.Running, b.Admission.Waiting)
+		row("admission", "%s of %s, %d running, %d waiting", hubtext.Bytes(b.Admission.Committed), hubtext.Bytes(b.Admission.Budget), b.Admission.Running, b.Admission.Waiting)
 		if c := b.Admission.DiskClaimed; c > 0 {
-			row("disk claimed", "%s", bytesText(c))
+			row("disk claimed", "%s", hubtext.Bytes(c))
 		}
-		row("memory", "%s available", bytesText(b.MemAvailable))
+		row("memory", "%s available", hubtext.Bytes(b.MemAvailable))
 		if p := b.Pressure; p != nil {
 			row("pressure", "of the last 10 s, some or all waited for: CPU %s, memory %s, I/O %s", stallText(p.CPU), stallText(p.Memory), stallText(p.IO))
 		}
@@ -254,14 +121,14 @@ func printNode(w io.Writer, n *hubadmin.Node, now time.Time) error {
 
 // filesystemText is one's facts, and what is free of it.
 func filesystemText(n *hubadmin.Node, f *wire.Filesystem) string {
-	s := fmt.Sprintf("%s: %s, %s, %s", f.Role, f.Device, f.FSType, bytesText(f.Size))
+	s := fmt.Sprintf("%s: %s, %s, %s", f.Role, f.Device, f.FSType, hubtext.Bytes(f.Size))
 	if f.Speed != "" {
 		s += ", declared " + f.Speed
 	}
 	if n.Heartbeat != nil {
 		for _, r := range n.Heartbeat.Filesystems {
 			if r.Role == f.Role {
-				s += fmt.Sprintf("; free: %s, %d inodes", bytesText(r.Free), r.FreeInodes)
+				s += fmt.Sprintf("; free: %s, %d inodes", hubtext.Bytes(r.Free), r.FreeInodes)
 			}
 		}
 	}
@@ -282,16 +149,16 @@ func printConflict(w io.Writer, n *hubadmin.Node) error {
 		_, err := fmt.Fprintf(w, "%s is in no recovery conflict\n", n.ID)
 		return err
 	}
-	fmt.Fprintf(w, "%s (%s) is in a recovery conflict since %s:\n", n.ID, ui.CleanLine(orDash(n.Name)), time.Unix(c.Since, 0).UTC().Format(time.RFC3339))
+	fmt.Fprintf(w, "%s (%s) is in a recovery conflict since %s:\n", n.ID, ui.CleanLine(hubtext.Dash(n.Name)), time.Unix(c.Since, 0).UTC().Format(time.RFC3339))
 	for _, r := range c.Reasons {
 		fmt.Fprintf(w, "  %s\n", ui.CleanLine(r))
 	}
 	held, asked := "nothing applied", "nothing asked"
 	if c.Node != nil {
-		held = fmt.Sprintf("generation %d: %s", c.Node.Generation, policyText(c.Node.Policy))
+		held = fmt.Sprintf("generation %d: %s", c.Node.Generation, hubtext.Policy(c.Node.Policy))
 	}
 	if n.Desired.Generation > 0 {
-		asked = fmt.Sprintf("generation %d: %s", n.Desired.Generation, policyText(n.Desired.Policy))
+		asked = fmt.Sprintf("generation %d: %s", n.Desired.Generation, hubtext.Policy(n.Desired.Policy))
 	}
 	_, err := fmt.Fprintf(w, "the node: %s, %s\nthe hub:  %s\n--adopt keeps the node's; --replace [--ceiling N|none] [--stop|--resume] sends the hub's, changed as you say\n", c.State, held, asked)
 	return err
@@ -328,9 +195,9 @@ func printWorkloads(w io.Writer, nodes []hubadmin.NodeWorkloads) error {
 			}
 			memory := "-"
 			if m, ok := n.Memory[v.ID]; ok {
-				memory = bytesText(m)
+				memory = hubtext.Bytes(m)
 			}
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", name, v.Kind, ui.CleanLine(orDash(what)), ui.CleanLine(orDash(v.Image)), v.CPUs, bytesText(v.Reserved), memory, started)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", name, v.Kind, ui.CleanLine(hubtext.Dash(what)), ui.CleanLine(hubtext.Dash(v.Image)), v.CPUs, hubtext.Bytes(v.Reserved), memory, started)
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -349,7 +216,7 @@ func printAudit(w io.Writer, lines []hub.AuditLine) error {
 		if l.Detail != "" {
 			event += ": " + l.Detail
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", time.Unix(l.At, 0).UTC().Format(time.RFC3339), orDash(l.Node), ui.CleanLine(l.Actor), ui.CleanLine(event))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", time.Unix(l.At, 0).UTC().Format(time.RFC3339), hubtext.Dash(l.Node), ui.CleanLine(l.Actor), ui.CleanLine(event))
 	}
 	return t.Flush()
 }
@@ -359,7 +226,7 @@ func counts(m map[string]int) string {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		out = append(out, fmt.Sprintf("%d %s", m[k], k))
 	}
-	return orNone(strings.Join(out, ", "))
+	return hubtext.None(strings.Join(out, ", "))
 }
 
 // maxShown is how many nodes' ids the status has room for.
@@ -380,7 +247,7 @@ func printStatus(w io.Writer, s *hubadmin.StatusReply, now time.Time) error {
 	if s.Sick != "" {
 		well = s.Sick
 	}
-	row("database", "%s: %s, log %s, %s", s.Database, bytesText(s.DatabaseBytes), bytesText(s.LogBytes), well)
+	row("database", "%s: %s, log %s, %s", s.Database, hubtext.Bytes(s.DatabaseBytes), hubtext.Bytes(s.LogBytes), well)
 	row("nodes", "%d: %s", s.Nodes, counts(s.Reach))
 	row("states", "%s", counts(s.States))
 	row("asked", "%d stopped, %d not in sync, %d commands pending", s.Stopped, s.NotInSync, s.Pending)

@@ -1,4 +1,4 @@
-package hubcmd
+package hubtext
 
 import (
 	"fmt"
