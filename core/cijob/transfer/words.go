@@ -7,6 +7,10 @@ import (
 	"virtkit/core/cijob"
 )
 
+// maxWord is the longest ${...} that is read, in bytes; a longer one stays as it
+// is written. It bounds what a name that is nothing but openings costs.
+const maxWord = 4096
+
 // Words replaces the variables of an artifact's name or path as gitlab-runner's
 // helper does, which reads them as a shell reads what is between double quotes:
 // ${X:-else}, ${X-else}, ${X:+then}, ${X+then} and ${#X} beside $X and ${X}, a
@@ -49,10 +53,10 @@ func word(t cijob.Transfer, s string) (text string, n int) {
 	return "$", 0
 }
 
-// closing is where the brace that s begins with ends, 0 = nowhere.
+// closing is where the brace that s begins with ends, 0 = nowhere near.
 func closing(s string) int {
 	depth := 0
-	for i := range len(s) {
+	for i := range min(len(s), maxWord) {
 		switch s[i] {
 		case '{':
 			depth++

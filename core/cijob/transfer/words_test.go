@@ -1,6 +1,7 @@
 package transfer_test
 
 import (
+	"strings"
 	"testing"
 
 	"virtkit/core/cijob"
@@ -29,5 +30,26 @@ func TestWords(t *testing.T) {
 		if got := transfer.Words(tr, in); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
+	}
+}
+
+// TestLongWords: what a job's author writes costs its host little, however it is
+// nested.
+func TestLongWords(t *testing.T) {
+	looked := 0
+	tr := cijob.Transfer{Lookup: func(string) (string, bool) { looked++; return "", false }}
+	const n = 1 << 10
+	near := strings.Repeat("${A:-", n/2) + "x" + strings.Repeat("}", n/2)
+	if got := transfer.Words(tr, near); got != "x" {
+		t.Errorf("nested %d deep: %.40q, want x", n/2, got)
+	}
+	far := "${A:-" + strings.Repeat("x", 8*n) + "}"
+	if got := transfer.Words(tr, far); got != far {
+		t.Errorf("one of %d bytes was read: %.40q", len(far), got)
+	}
+	looked = 0
+	open := strings.Repeat("${A:-", 10*n) + strings.Repeat("}", 10*n)
+	if transfer.Words(tr, open); looked > 2*n {
+		t.Errorf("nested %d deep, %d variables were looked up", 10*n, looked)
 	}
 }
