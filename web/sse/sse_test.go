@@ -47,7 +47,11 @@ func start(t *testing.T, change func(*sse.Stream)) *feeder {
 	})
 	f := &feeder{Hub: h, t: t}
 	f.stream = &sse.Stream{Feed: h.Feed(), Readers: &f.served, Snapshot: func() any {
-		return map[string]int{"changes": h.Snapshot().Rules["web"].Version}
+		changes := 0
+		for _, r := range h.Snapshot().Rules {
+			changes += r.Version
+		}
+		return map[string]int{"changes": changes}
 	}}
 	if change != nil {
 		change(f.stream)
@@ -65,15 +69,15 @@ func (f *feeder) happen(n int) {
 	f.t.Helper()
 	for range n {
 		everyone, mode, none := "*", hub.ModeDryRun, new(policy.Lists)
-		if f.n%2 == 1 {
-			mode = hub.ModeEnforce
-		}
-		if _, err := f.SetRule(context.Background(), "test", hub.RuleChange{Name: "web", Subject: &everyone, Run: none, Build: none, Mode: &mode}); err != nil {
+		if _, err := f.SetRule(context.Background(), "test", hub.RuleChange{Name: rule(f.n + 1), Subject: &everyone, Run: none, Build: none, Mode: &mode}); err != nil {
 			f.t.Fatal(err)
 		}
 		f.n++
 	}
 }
+
+// rule is the one that change n is of: neighbors differ.
+func rule(n int) string { return fmt.Sprintf("web-%d", n%7) }
 
 // got is one event as a browser would have it.
 type got struct{ id, name, data string }
@@ -85,6 +89,18 @@ type reader struct {
 	lines *bufio.Scanner
 	leave context.CancelFunc
 	last  string // Last-Event-ID
+	// guard ends a stream that says nothing for long, so that a test of it fails
+	// instead of waiting.
+	guard *time.Timer
+}
+
+const patience = 15 * time.Second
+
+// scan reads a line.
+func (r *reader) scan() bool {
+	r.guard.Reset(patience)
+	defer r.guard.Stop()
+	return r.lines.Scan()
 }
 
 func (f *feeder) open(after string) *reader {
@@ -102,15 +118,17 @@ func (f *feeder) open(after string) *reader {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.t.Cleanup(func() { resp.Body.Close() })
-	return &reader{f.t, resp, bufio.NewScanner(resp.Body), leave, after}
+	guard := time.AfterFunc(patience, leave)
+	guard.Stop()
+	f.t.Cleanup(func() { guard.Stop(); resp.Body.Close() })
+	return &reader{f.t, resp, bufio.NewScanner(resp.Body), leave, after, guard}
 }
 
 // next reads an event.
 func (r *reader) next() got {
 	r.t.Helper()
 	var g got
-	for r.lines.Scan() {
+	for r.scan() {
 		name, value, _ := strings.Cut(r.lines.Text(), ": ")
 		switch name {
 		case "id":
@@ -162,7 +180,7 @@ func TestReconnect(t *testing.T) {
 				t.Fatal(err)
 			}
 			at++
-			if number(t, f, g.id) != at || g.name != "egress" || e.Kind != "egress" || e.Text != "web set" || e.At == 0 {
+			if number(t, f, g.id) != at || g.name != "egress" || e.Kind != "egress" || e.Text != rule(at)+" set" || e.At == 0 {
 				t.Fatalf("want event %d, got %+v", at, g)
 			}
 		}
@@ -240,7 +258,7 @@ func TestResync(t *testing.T) {
 	// The oldest that is held is gone on from, exactly.
 	last := int(f.Feed().Last())
 	r := f.open(fmt.Sprintf("%s-%d", epoch, last-4096))
-	if g := r.next(); g.name != "egress" || number(t, f, g.id) != last-4095 {
+	if g := r.next(); g.name != "egress" || number(t, f, g.id) != last-4095 || !strings.Contains(g.data, rule(last-4095)+" set") {
 		t.Errorf("from the oldest held: %+v", g)
 	}
 }
@@ -286,7 +304,7 @@ func TestAlive(t *testing.T) {
 	r := f.open("")
 	r.next()
 	for range 3 {
-		for r.lines.Scan() && r.lines.Text() == "" {
+		for r.scan() && r.lines.Text() == "" {
 		}
 		if r.lines.Text() != ": alive" {
 			t.Fatalf("got %q, want a comment", r.lines.Text())
@@ -320,7 +338,7 @@ func TestKeep(t *testing.T) {
 	}
 	f.happen(4200)
 	for number(t, f, r.last) <= 8200 { // moved on by IDs alone
-		if !r.lines.Scan() {
+		if !r.scan() {
 			t.Fatalf("the stream ended: %v", r.lines.Err())
 		}
 		if id, ok := strings.CutPrefix(r.lines.Text(), "id: "); ok {
@@ -340,5 +358,109 @@ func TestMaxReaders(t *testing.T) {
 	f.served.Store(sse.MaxReaders - 1)
 	if r = f.open(""); r.resp.StatusCode != http.StatusOK {
 		t.Fatal(r.resp.Status)
+	}
+}
+
+// paused is a reader's connection whose server writes nothing until go is
+// closed, and that tells of each write that waits.
+type paused struct {
+	http.ResponseWriter
+	waits chan struct{}
+	on    chan struct{}
+	stop  atomic.Bool // at the next write
+}
+
+func (p *paused) Unwrap() http.ResponseWriter { return p.ResponseWriter }
+
+func (p *paused) Write(b []byte) (int, error) {
+	if p.stop.CompareAndSwap(true, false) {
+		p.waits <- struct{}{}
+		<-p.on
+	}
+	return p.ResponseWriter.Write(b)
+}
+
+// TestFallsBehind: a reader that is held up while more happens than the ring
+// holds is cut off, and is told nothing that is not next.
+func TestFallsBehind(t *testing.T) {
+	f := start(t, nil)
+	held := make(chan *paused, 2)
+	stream := f.stream
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		p := &paused{ResponseWriter: w, waits: make(chan struct{}, 1), on: make(chan struct{})}
+		held <- p
+		stream.ServeHTTP(p, r)
+	}))
+	t.Cleanup(s.Close)
+	f.url = s.URL
+	r := f.open("")
+	r.next()
+	p := <-held
+	p.stop.Store(true)
+	f.happen(1)
+	<-p.waits // the write of this event
+	f.happen(4200)
+	close(p.on)
+	// What it is told before fits the connection.
+	for n := 0; f.served.Load() > 0; n++ {
+		if n == 1500 {
+			t.Fatal("it is still served")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	at := number(t, f, r.last)
+	told := 0
+	for r.scan() {
+		if id, ok := strings.CutPrefix(r.lines.Text(), "id: "); ok {
+			told++
+			if at++; number(t, f, id) != at {
+				t.Fatalf("it is told event %s, %d is next", id, at)
+			}
+		}
+	}
+	if told == 0 || told > 4096 {
+		t.Errorf("it was told %d events before it was cut off", told)
+	}
+	// It is told so when it comes back.
+	r = f.open(fmt.Sprintf("%s-%d", f.Feed().Epoch(), at))
+	if g := r.next(); g.name != sse.Resync {
+		t.Errorf("back, it gets %+v", g)
+	}
+}
+
+// deadlines keeps the read deadlines that a handler sets.
+type deadlines struct {
+	http.ResponseWriter
+	read chan time.Time
+}
+
+func (d *deadlines) Unwrap() http.ResponseWriter { return d.ResponseWriter }
+
+func (d *deadlines) SetReadDeadline(at time.Time) error {
+	d.read <- at
+	return http.NewResponseController(d.ResponseWriter).SetReadDeadline(at)
+}
+
+// TestNoReadDeadline: the server's limit of a request is lifted before the first
+// event, since a stream does not end. No pause of a reader would show it: today's
+// net/http lifts it as well, where it reads ahead, and does not say so.
+func TestNoReadDeadline(t *testing.T) {
+	f := start(t, nil)
+	set := make(chan time.Time, 2)
+	stream := f.stream
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		stream.ServeHTTP(&deadlines{w, set}, r)
+	}))
+	t.Cleanup(s.Close)
+	f.url = s.URL
+	r := f.open("")
+	r.next()
+	select {
+	case at := <-set:
+		if !at.IsZero() {
+			t.Errorf("the read deadline is %v", at)
+		}
+	default:
+		t.Error("the server's read deadline is left on")
 	}
 }
