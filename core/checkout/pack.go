@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -62,7 +61,6 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 			}
 		}
 	}
-	newest := tree.Newest()
 	for _, p := range parts {
 		// Inode numbers, owners and change times are the image's own: without
 		// this the first git status would read every file.
@@ -70,11 +68,11 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 		if include != "" {
 			conf += "[include]\n\tpath = " + quoteConfig(include) + "\n"
 		}
-		tree.AddFile(p.gitDir+"/config", []byte(conf+settings(t.modules, p.repo)), newest)
+		tree.AddFile(p.gitDir+"/config", []byte(conf+settings(t.modules, p.repo)))
 		// Git trusts what it has noted of a file only when the file is older
 		// than the note. Nothing changes a tree that is held, so the note may be
 		// dated later than all of it.
-		tree.SetTime(p.gitDir+"/index", newest+2)
+		tree.Later(p.gitDir+"/index", 2)
 	}
 	st, err := tree.Write(ctx, file)
 	if err != nil {
@@ -84,7 +82,7 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 		return Packed{}, err
 	}
 	length := int64(minImage)
-	for length < st.Bytes {
+	for length < st.Length {
 		length *= 2
 	}
 	if err := os.Truncate(file, length); err != nil {
@@ -96,12 +94,16 @@ func (t *Tree) Pack(ctx context.Context, file, include string) (Packed, error) {
 // notForGuests tells the parts of a repository that are only the host's: where
 // it borrows from, leavings, and summaries of packs that do not fit once two
 // repositories are merged.
-func (t *Tree) notForGuests() func(p string, isDir bool) bool {
+func (t *Tree) notForGuests() erofs.Skip {
 	dirs := []string{".git/"}
 	for _, m := range t.modules {
 		dirs = append(dirs, m.gitDir+"/")
 	}
-	return func(p string, _ bool) bool {
+	return func(in, base string) bool {
+		if !strings.HasPrefix(in, ".git") { // most of a tree
+			return false
+		}
+		p := in + "/" + base
 		if !strings.HasPrefix(p, dirs[0]) {
 			return false
 		}
@@ -119,7 +121,6 @@ func (t *Tree) notForGuests() func(p string, isDir bool) bool {
 		case "modules":
 			return len(t.modules) == 0
 		}
-		base := path.Base(p)
 		return strings.HasPrefix(rest, "objects/") && (strings.HasPrefix(base, "tmp_") || base == "multi-pack-index" || strings.HasSuffix(base, ".bitmap") || strings.HasPrefix(base, "incoming-"))
 	}
 }

@@ -8,11 +8,13 @@
 // where that is short and fits into the same block), then whole blocks of
 // content. A nid is an inode's place in the metadata, in units of 32 bytes.
 //
-// The tree is first read as names and sizes, then laid out, then filled: the
-// content of files is read by several goroutines, each straight into the buffer
-// of its part of the image, and written in long pieces. Nothing of a tree is
-// followed: a symlink is its text, and directories are entered by descriptor. A
-// file that changed between the look and the copy ends it all.
+// The tree is first read as names and kinds. Then its files are opened, one
+// after the other by several goroutines: each is read straight into the buffer
+// of its part of the image, and parts are placed in the tree's order and written
+// in long pieces. As the sizes of files come last, the metadata has room for the
+// largest inodes there may be, and a hole where they are smaller. Nothing of a
+// tree is followed: a symlink is its text, and directories are entered by
+// descriptor. A file that changes while it is copied ends it all.
 //
 // What is not kept: hard links (each name becomes a file of its own), extended
 // attributes, owners (everything is root's), sockets, pipes and devices (left

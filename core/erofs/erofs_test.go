@@ -151,6 +151,9 @@ func diff(t *testing.T, got, want []string) {
 	}
 }
 
+// blockSlack is what a filesystem may need for a file beside its content.
+const blockSlack = 1 << 20
+
 func TestWholeTree(t *testing.T) {
 	dir := oddTree(t)
 	tree := erofs.New()
@@ -164,8 +167,10 @@ func TestWholeTree(t *testing.T) {
 	if st.Files != len(want) {
 		t.Errorf("the image has %d inodes, the tree %d", st.Files, len(want))
 	}
-	if fi, err := os.Stat(img); err != nil || fi.Size() != st.Bytes || fi.Mode().Perm() != 0o600 {
-		t.Errorf("image %v %v, stats %d", fi, err, st.Bytes)
+	if fi, err := os.Stat(img); err != nil || fi.Size() != st.Length || fi.Mode().Perm() != 0o600 {
+		t.Errorf("image %v %v, stats %+v", fi, err, st)
+	} else if disk := fi.Sys().(*syscall.Stat_t).Blocks * 512; st.Bytes > st.Length || disk > st.Bytes+blockSlack {
+		t.Errorf("%+v, but %d bytes are used on the disk", st, disk)
 	}
 }
 
@@ -233,8 +238,8 @@ func TestMerge(t *testing.T) {
 	write(t, b, "pack/p", []byte("p"), 0o644)
 	write(t, b, "tmp_x", []byte("x"), 0o644)
 	tree := erofs.New()
-	skip := func(p string, _ bool) bool {
-		return p == ".git/objects/info/alternates" || strings.HasPrefix(filepath.Base(p), "tmp_")
+	skip := func(dir, name string) bool {
+		return dir == ".git/objects/info" && name == "alternates" || strings.HasPrefix(name, "tmp_")
 	}
 	if err := tree.AddDir(t.Context(), a, "", skip); err != nil {
 		t.Fatal(err)
@@ -242,13 +247,14 @@ func TestMerge(t *testing.T) {
 	if err := tree.AddDir(t.Context(), b, ".git/objects", skip); err != nil {
 		t.Fatal(err)
 	}
-	tree.AddFile(".git/config", []byte("guest's"), 1)
-	tree.AddFile("new/dir/file", []byte("new"), 2)
-	if !tree.SetTime("f", 1234567890) || tree.SetTime("nosuch", 1) {
-		t.Error("SetTime does not know what is there")
+	late := time.Unix(1800000000, 5)
+	if err := os.Chtimes(filepath.Join(b, "pack/p"), late, late); err != nil {
+		t.Fatal(err)
 	}
-	if n := tree.Newest(); n != 1700000000 {
-		t.Errorf("the newest file is of %d", n)
+	tree.AddFile(".git/config", []byte("guest's"))
+	tree.AddFile("new/dir/file", []byte("new"))
+	if !tree.Later("f", 7) || tree.Later("nosuch", 1) || tree.Later("new", 1) {
+		t.Error("Later does not know what is there")
 	}
 	img, _ := pack(t, tree)
 	x := extract(t, img)
@@ -262,8 +268,10 @@ func TestMerge(t *testing.T) {
 			t.Errorf("%s is there: %v", p, err)
 		}
 	}
-	if fi, err := os.Stat(filepath.Join(x, "f")); err != nil || fi.ModTime().Unix() != 1234567890 {
-		t.Errorf("the set time is lost: %v %v", fi, err)
+	for p, want := range map[string]time.Time{"f": time.Unix(1800000007, 0), ".git/config": time.Unix(1800000000, 0), "new/dir/file": time.Unix(1800000000, 0), ".git/objects/pack/p": late} {
+		if fi, err := os.Stat(filepath.Join(x, p)); err != nil || !fi.ModTime().Equal(want) {
+			t.Errorf("%s is of %v (%v), want %v", p, fi.ModTime(), err, want)
+		}
 	}
 }
 
@@ -290,8 +298,9 @@ func TestSpecialFiles(t *testing.T) {
 	}
 }
 
-// A file that is written to between the look at it and its copy is no file of
-// any moment: it is refused, also when its size and time are the same again.
+// A file that changes while it is copied is no file of any moment: it is
+// refused, also when its size and time are the same again. So is one that has
+// gone since the directory was read, or is no file any more.
 func TestChangedMeanwhile(t *testing.T) {
 	for name, change := range map[string]func(p string) error{
 		"in place": func(p string) error {
@@ -302,11 +311,14 @@ func TestChangedMeanwhile(t *testing.T) {
 			_, err = f.WriteAt([]byte("new"), 5000)
 			return errors.Join(err, f.Close())
 		},
-		"longer": func(p string) error { return os.Truncate(p, 20000) },
-		"another": func(p string) error {
-			return errors.Join(os.WriteFile(p+"~", make([]byte, 10000), 0o644), os.Rename(p+"~", p))
+		"longer":      func(p string) error { return os.Truncate(p, 20000) },
+		"shorter":     func(p string) error { return os.Truncate(p, 9000) },
+		"before gone": os.Remove,
+		"before a symlink": func(p string) error {
+			return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p))
 		},
-		"a symlink": func(p string) error { return errors.Join(os.Remove(p), os.Symlink("/etc/passwd", p)) },
+		"before a directory": func(p string) error { return errors.Join(os.Remove(p), os.Mkdir(p, 0o755)) },
+		"before a pipe":      func(p string) error { return errors.Join(os.Remove(p), unix.Mkfifo(p, 0o644)) },
 	} {
 		dir := t.TempDir()
 		write(t, dir, "d/f", make([]byte, 10000), 0o644)
@@ -319,27 +331,80 @@ func TestChangedMeanwhile(t *testing.T) {
 		if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
 			t.Fatal(err)
 		}
-		if err := change(p); err != nil {
-			t.Fatal(err)
-		}
-		if name != "a symlink" {
-			// The kernel's clock of files has ticks: one later there is no doubt.
-			for st, err := os.Lstat(p); err == nil && changeTime(st) == changeTime(was); st, err = os.Lstat(p) {
-				if err := os.Chtimes(p, was.ModTime(), was.ModTime()); err != nil {
-					t.Fatal(err)
+		var failed error
+		if strings.HasPrefix(name, "before") {
+			failed = change(p)
+		} else {
+			tree.Copied(func(string) {
+				failed = change(p)
+				// The kernel's clock of files has ticks: one later there is no doubt.
+				for st, err := os.Lstat(p); err == nil && changeTime(st) == changeTime(was); st, err = os.Lstat(p) {
+					failed = errors.Join(failed, os.Chtimes(p, was.ModTime(), was.ModTime()))
 				}
-			}
-			if err := os.Chtimes(p, was.ModTime(), was.ModTime()); err != nil {
-				t.Fatal(err)
-			}
+				failed = errors.Join(failed, os.Chtimes(p, was.ModTime(), was.ModTime()))
+			})
 		}
 		img := filepath.Join(t.TempDir(), "img")
-		if _, err := tree.Write(t.Context(), img); err == nil || !strings.Contains(err.Error(), "d/f") {
+		_, err = tree.Write(t.Context(), img)
+		if failed != nil {
+			t.Fatalf("%s: %v", name, failed)
+		}
+		if err == nil || !strings.Contains(err.Error(), "d/f") {
 			t.Errorf("%s: %v", name, err)
 		}
 		if _, err := os.Lstat(img); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: half an image was left: %v", name, err)
 		}
+	}
+}
+
+// Files may have come to other sizes between the look at a directory and their
+// copy: each is that of the moment of its copy, whatever was planned.
+func TestGrownBefore(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 300 {
+		write(t, dir, fmt.Sprint(i), nil, 0o644)
+	}
+	tree := erofs.New()
+	if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 300 {
+		write(t, dir, fmt.Sprint(i), bytes.Repeat([]byte{byte(i)}, i*97), 0o755)
+	}
+	img, _ := pack(t, tree)
+	diff(t, listing(t, extract(t, img), ""), listing(t, dir, ""))
+}
+
+// Parts that are longer than a window wait for those before them, and none waits
+// for ever; a tree without a file has a file's length all the same.
+func TestLongParts(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 600 {
+		size := i * 13
+		if i%200 == 7 {
+			size = 3<<20 + i
+		}
+		b := make([]byte, size)
+		for j := range b {
+			b[j] = byte(j*i + j>>8)
+		}
+		write(t, dir, fmt.Sprintf("%03d", i), b, 0o644)
+	}
+	tree := erofs.New()
+	if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	img, _ := pack(t, tree)
+	diff(t, listing(t, extract(t, img), ""), listing(t, dir, ""))
+
+	empty := erofs.New()
+	if err := empty.AddDir(t.Context(), t.TempDir(), "", nil); err != nil {
+		t.Fatal(err)
+	}
+	img, st := pack(t, empty)
+	if got := listing(t, extract(t, img), ""); len(got) != 1 || st.Files != 1 {
+		t.Errorf("%q %+v", got, st)
 	}
 }
 
@@ -353,18 +418,21 @@ func TestStoreTouched(t *testing.T) {
 	if err := tree.AddStore(t.Context(), dir, "objects", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Link(p, filepath.Join(dir, "tmp")), os.Chtimes(p, time.Now(), time.Now())); err != nil {
-		t.Fatal(err)
+	var failed error
+	touch := func() error {
+		return errors.Join(os.Link(p, filepath.Join(dir, "tmp")), os.Chtimes(p, time.Now(), time.Now()))
 	}
+	tree.Copied(func(string) { failed = touch() })
 	img, _ := pack(t, tree)
+	if failed != nil {
+		t.Fatal(failed)
+	}
 	if b, err := os.ReadFile(filepath.Join(extract(t, img), "objects/aa/1")); err != nil || string(b) != "object" {
 		t.Errorf("%q %v", b, err)
 	}
-	if err := errors.Join(os.Chmod(p, 0o644), os.Truncate(p, 100)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tree.Write(t.Context(), filepath.Join(t.TempDir(), "img")); err == nil || !strings.Contains(err.Error(), "changed") {
-		t.Errorf("an object that grew: %v", err)
+	tree.Copied(func(string) { failed = errors.Join(os.Chmod(p, 0o644), os.Truncate(p, 100)) })
+	if _, err := tree.Write(t.Context(), filepath.Join(t.TempDir(), "img")); err == nil || !strings.Contains(err.Error(), "changed") || failed != nil {
+		t.Errorf("an object that grew: %v, %v", err, failed)
 	}
 }
 
@@ -375,23 +443,16 @@ func changeTime(fi fs.FileInfo) int64 {
 func TestRefusals(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "f", make([]byte, 10000), 0o644)
-	img := filepath.Join(t.TempDir(), "img")
 	tree := erofs.New()
 	if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(filepath.Join(dir, "f"), 5000); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tree.Write(t.Context(), img); err == nil || !strings.Contains(err.Error(), "shorter") {
-		t.Errorf("a file that shrank: %v", err)
-	}
-	if _, err := os.Lstat(img); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("half an image was left: %v", err)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := erofs.New().AddDir(ctx, dir, "", nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	if _, err := tree.Write(ctx, filepath.Join(t.TempDir(), "img")); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if err := erofs.New().AddDir(t.Context(), filepath.Join(dir, "f"), "", nil); err == nil {

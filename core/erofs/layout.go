@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,15 +32,30 @@ const (
 // tenth more blocks of content.
 const maxTail = 1024
 
-// layout is where everything goes.
+// partFiles is how many files are read and placed together.
+const partFiles = 256
+
+// inodesInBlock is how many inodes of files fit into a block at least.
+const inodesInBlock = blockSize / (inodeSize + maxTail)
+
+// layout is where everything goes. What is known of a tree before its files are
+// opened is its names: so the directories have their places first, then comes
+// room for as many inodes as there are files, each as large as it may become,
+// and behind that the directories' content, and the files'. The room that is not
+// needed stays a hole of the image's file.
 type layout struct {
-	nodes []*node // in order of their place
-	meta  int64   // blocks of metadata
-	end   int64   // blocks of all
+	dirs   []*node // in order of their place; the root first
+	files  []*node // all others, in order of their place
+	late   []*node // those of files whose time is told by the newest file
+	place  place   // of the first file
+	end    place   // behind the last
+	newest atomic.Int64
 }
 
-// plan sorts the tree, makes the content of its directories, and gives each
-// inode and each content its place.
+// place is where inodes and content go next, in blocks.
+type place struct{ meta, data int64 }
+
+// plan sorts the tree, and places the directories.
 func (t *Tree) plan() (*layout, error) {
 	l := &layout{}
 	if err := l.visit(t.root); err != nil {
@@ -48,43 +64,46 @@ func (t *Tree) plan() (*layout, error) {
 	// The root's nid has 16 bits: it comes first. The first two slots stay
 	// empty, as an inode number of 0 is none.
 	off := int64(metaBlock*blockSize + 2*slotSize)
-	for i, n := range l.nodes {
+	for i, n := range l.dirs {
 		n.ino = uint32(i + 1)
 		n.tail = int(n.size % blockSize)
-		if n.tail > blockSize-inodeSize || n.tail > maxTail && !n.isDir() {
+		if n.tail > blockSize-inodeSize {
 			n.tail = 0 // a block of its own
 		}
-		need := int64(inodeSize + n.tail)
-		if room := blockSize - off%blockSize; need > room {
-			off += room
-		}
-		n.off = off
-		n.nid = uint64(off-metaBlock*blockSize) / slotSize
-		off += (need + slotSize - 1) / slotSize * slotSize
+		off = n.put(off)
 	}
-	l.meta = (off+blockSize-1)/blockSize - metaBlock
-	next := metaBlock + l.meta
-	for _, n := range l.nodes {
+	for i, n := range l.files {
+		n.ino = uint32(len(l.dirs) + i + 1)
+	}
+	parts := (len(l.files) + partFiles - 1) / partFiles
+	l.place.meta = (off + blockSize - 1) / blockSize
+	l.place.data = l.place.meta + int64((len(l.files)+inodesInBlock-1)/inodesInBlock+parts)
+	for _, n := range l.dirs {
 		if rest := n.size - int64(n.tail); rest > 0 {
-			n.block = next
-			next += (rest + blockSize - 1) / blockSize
-		}
-	}
-	if next > 1<<32-1 {
-		return nil, fmt.Errorf("the tree has %d bytes, more than an image can hold", next*blockSize)
-	}
-	l.end = next
-	for _, n := range l.nodes {
-		if n.isDir() {
-			n.fillDir()
+			n.block = l.place.data
+			l.place.data += (rest + blockSize - 1) / blockSize
 		}
 	}
 	return l, nil
 }
 
+// put places an inode at off or, where it would not fit into a block there, at
+// the next block. It returns where the next one may be.
+func (n *node) put(off int64) int64 {
+	need := int64(inodeSize + n.tail)
+	if room := blockSize - off%blockSize; need > room {
+		off += room
+	}
+	n.off = off
+	return off + (need+slotSize-1)/slotSize*slotSize
+}
+
+// nid is what entries call a node whose place is known.
+func (n *node) nid() uint64 { return uint64(n.off-metaBlock*blockSize) / slotSize }
+
 // visit sorts a directory and sizes its content.
 func (l *layout) visit(dir *node) error {
-	l.nodes = append(l.nodes, dir)
+	l.dirs = append(l.dirs, dir)
 	slices.SortFunc(dir.children, func(a, b *node) int { return cmp.Compare(a.name, b.name) })
 	dir.size = dirSize(dir)
 	for _, c := range dir.children {
@@ -97,7 +116,10 @@ func (l *layout) visit(dir *node) error {
 			}
 			continue
 		}
-		l.nodes = append(l.nodes, c)
+		l.files = append(l.files, c)
+		if c.late {
+			l.late = append(l.late, c)
+		}
 	}
 	return nil
 }
@@ -158,7 +180,7 @@ func (n *node) fillDir() {
 		name := len(block) * direntSize
 		for i, e := range block {
 			b := n.data[off+i*direntSize:]
-			binary.LittleEndian.PutUint64(b, e.to.nid)
+			binary.LittleEndian.PutUint64(b, e.to.nid())
 			binary.LittleEndian.PutUint16(b[8:], uint16(name))
 			b[10] = fileType(e.to.mode)
 			name += copy(n.data[off+name:], e.name)
@@ -210,9 +232,9 @@ func (l *layout) putSuper(b []byte, root *node) {
 	le.PutUint32(s, superMagic)
 	le.PutUint32(s[8:], compatMtime)
 	s[12] = 12 // log2 of the block's size
-	le.PutUint16(s[14:], uint16(root.nid))
-	le.PutUint64(s[16:], uint64(len(l.nodes)))
+	le.PutUint16(s[14:], uint16(root.nid()))
+	le.PutUint64(s[16:], uint64(len(l.dirs)+len(l.files)))
 	le.PutUint64(s[24:], uint64(root.sec))
-	le.PutUint32(s[36:], uint32(l.end))
+	le.PutUint32(s[36:], uint32(l.end.data))
 	le.PutUint32(s[40:], metaBlock)
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,10 +25,11 @@ type node struct {
 	children []*node // of a directory; sorted by sortAll
 
 	src  *source // of a regular file: the directory its content is in
-	was  id      // of a regular file
-	data []byte  // of a symlink, a directory (made by layout) and a made file
+	data []byte  // of a symlink, a directory (made by fillDir) and a made file
 
-	nid   uint64
+	late bool  // its time is that of the newest file, and by seconds
+	by   int64 // 0 unless late
+
 	off   int64 // of the inode in the image
 	block int64 // first block of what is not inline; 0 = none
 	tail  int   // bytes inline
@@ -70,6 +72,7 @@ func (s *source) path() string {
 type Tree struct {
 	root    *node
 	skipped int
+	copied  func(*node) // for tests: called between a file's content and the last look at it
 }
 
 // New is an empty tree.
@@ -85,23 +88,27 @@ func (t *Tree) Skipped() int { return t.skipped }
 // ErrMounted is wrapped when another filesystem is mounted inside a directory.
 var ErrMounted = errors.New("erofs: another filesystem is mounted there")
 
+// Skip tells what of a directory is left out.
+type Skip func(dir, name string) bool
+
 // AddDir puts what is below the host's directory dir at the place at of the
 // tree ("" = its root, else slash-separated), merged with what is there: a
-// file that is there already stays. skip, when set, is asked for each name by
-// its path in the tree and leaves out what it answers true to, with all below
-// it. dir must not change until Write has ended: Write fails when a file is
+// file that is there already stays. skip, when set, is asked for each name and
+// leaves out what it answers true to, with all below it; dir is the path in the
+// tree of the directory that it is in ("" = the root). It is called by several
+// goroutines at once. dir must not change until Write has ended: Write fails when a file is
 // then not the one that was there, of the same size and change time.
-func (t *Tree) AddDir(ctx context.Context, dir, at string, skip func(path string, isDir bool) bool) error {
+func (t *Tree) AddDir(ctx context.Context, dir, at string, skip Skip) error {
 	return t.add(ctx, &source{name: dir}, at, skip)
 }
 
 // AddStore is AddDir of a directory whose files never change once they have
 // their names, while others may still come and times be moved: git's objects.
-func (t *Tree) AddStore(ctx context.Context, dir, at string, skip func(path string, isDir bool) bool) error {
+func (t *Tree) AddStore(ctx context.Context, dir, at string, skip Skip) error {
 	return t.add(ctx, &source{name: dir, store: true}, at, skip)
 }
 
-func (t *Tree) add(ctx context.Context, top *source, at string, skip func(path string, isDir bool) bool) error {
+func (t *Tree) add(ctx context.Context, top *source, at string, skip Skip) error {
 	dir := top.name
 	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
 	if err != nil {
@@ -123,9 +130,10 @@ func (t *Tree) add(ctx context.Context, top *source, at string, skip func(path s
 }
 
 // AddFile puts a file with this content at path, in the place of what is there.
-func (t *Tree) AddFile(p string, data []byte, sec int64) {
+// Its time is that of the newest file of a directory.
+func (t *Tree) AddFile(p string, data []byte) {
 	dir := t.dir(path.Dir(p))
-	n := &node{name: path.Base(p), mode: unix.S_IFREG | 0o644, size: int64(len(data)), sec: sec, data: data}
+	n := &node{name: path.Base(p), mode: unix.S_IFREG | 0o644, size: int64(len(data)), data: data, late: true}
 	for i, c := range dir.children {
 		if c.name == n.name {
 			dir.children[i] = n
@@ -136,34 +144,20 @@ func (t *Tree) AddFile(p string, data []byte, sec int64) {
 	dir.add(n)
 }
 
-// SetTime gives the file or directory at path another time, in seconds. It
-// reports whether there is one.
-func (t *Tree) SetTime(p string, sec int64) bool {
+// Later gives the file at path a time that is by seconds after that of the
+// newest file. It reports whether there is one.
+func (t *Tree) Later(p string, by int64) bool {
 	n := t.root
 	for part := range strings.SplitSeq(strings.Trim(p, "/"), "/") {
 		if n = n.child(part); n == nil {
 			return false
 		}
 	}
-	n.sec, n.nsec = sec, 0
-	return true
-}
-
-// Newest is the latest time of a file, in seconds.
-func (t *Tree) Newest() int64 {
-	var top int64
-	var visit func(n *node)
-	visit = func(n *node) {
-		for _, c := range n.children {
-			if c.isDir() {
-				visit(c)
-			} else {
-				top = max(top, c.sec)
-			}
-		}
+	if n.isDir() {
+		return false
 	}
-	visit(t.root)
-	return top
+	n.late, n.by = true, by
+	return true
 }
 
 func (n *node) child(name string) *node {
@@ -205,9 +199,10 @@ const workers = 8
 type scan struct {
 	ctx   context.Context
 	dev   uint64
-	skip  func(string, bool) bool
+	skip  Skip
 	slots chan struct{}
 	wg    sync.WaitGroup
+	done  atomic.Bool // err is set
 
 	mu      sync.Mutex
 	err     error
@@ -220,28 +215,24 @@ func (s *scan) fail(err error) {
 		s.err = err
 	}
 	s.mu.Unlock()
-}
-
-func (s *scan) failed() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err != nil
+	s.done.Store(true)
 }
 
 // dir reads one directory and closes fd. Only this call touches into.
 func (s *scan) dir(fd int, src *source, into *node, at string) {
 	defer s.wg.Done()
-	f := os.NewFile(uintptr(fd), src.name)
-	defer f.Close()
+	defer unix.Close(fd)
 	if err := context.Cause(s.ctx); err != nil {
 		s.fail(err)
 		return
 	}
-	names, err := f.Readdirnames(-1)
+	all, err := entriesOf(fd)
 	if err != nil {
 		s.fail(&os.PathError{Op: "readdir", Path: src.path(), Err: err})
 		return
 	}
+	// As the image has them, and by several goroutines here.
+	slices.SortFunc(all, func(a, b entry) int { return strings.Compare(a.name, b.name) })
 	var there map[string]*node
 	if len(into.children) > 0 {
 		there = map[string]*node{}
@@ -249,15 +240,17 @@ func (s *scan) dir(fd int, src *source, into *node, at string) {
 			there[c.name] = c
 		}
 	}
-	into.children = slices.Grow(into.children, len(names))
+	into.children = slices.Grow(into.children, len(all))
 	skipped := 0
-	nodes := make([]node, len(names)) // at once: one by one they cost more than their look
-	for i, name := range names {
-		if s.failed() {
+	nodes := make([]node, len(all)) // at once: one by one they cost more than their look
+	for i, e := range all {
+		if s.done.Load() {
 			return
 		}
-		old := there[name]
-		if !s.one(fd, name, src, into, &nodes[i], old, at, &skipped) {
+		if s.skip != nil && s.skip(at, e.name) {
+			continue
+		}
+		if !s.one(fd, e, src, into, &nodes[i], there[e.name], at, &skipped) {
 			return
 		}
 	}
@@ -267,55 +260,61 @@ func (s *scan) dir(fd int, src *source, into *node, at string) {
 }
 
 // one takes in one name, as n; false ends the scan.
-func (s *scan) one(fd int, name string, src *source, into, n, old *node, at string, skipped *int) bool {
-	var st unix.Stat_t
-	if err := unix.Fstatat(fd, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		s.fail(&os.PathError{Op: "stat", Path: src.path() + "/" + name, Err: err})
+func (s *scan) one(fd int, e entry, src *source, into, n, old *node, at string, skipped *int) bool {
+	fail := func(op string, err error) bool {
+		s.fail(&os.PathError{Op: op, Path: src.path() + "/" + e.name, Err: err})
 		return false
 	}
-	kind := st.Mode & unix.S_IFMT
-	in := name
-	if at != "" {
-		in = at + "/" + name
+	var st unix.Stat_t
+	kind := e.kind
+	if kind == 0 || kind == unix.S_IFLNK {
+		if err := unix.Fstatat(fd, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return fail("stat", err)
+		}
+		kind = st.Mode & unix.S_IFMT
 	}
-	if s.skip != nil && s.skip(in, kind == unix.S_IFDIR) || old != nil && (!old.isDir() || kind != unix.S_IFDIR) {
+	if old != nil && (!old.isDir() || kind != unix.S_IFDIR) {
 		return true
 	}
-	*n = node{name: name, size: st.Size, sec: st.Mtim.Sec, nsec: uint32(st.Mtim.Nsec)}
+	*n = node{name: e.name, mode: kind}
 	switch kind {
 	case unix.S_IFREG:
-		n.mode, n.src, n.was = unix.S_IFREG|0o644, src, src.id(&st)
-		if st.Mode&0o111 != 0 {
-			n.mode |= 0o111
-		}
+		n.src = src // all else is asked of the open file
 	case unix.S_IFLNK:
-		n.mode = unix.S_IFLNK | 0o777
+		n.mode |= 0o777
 		buf := make([]byte, unix.PathMax)
-		l, err := unix.Readlinkat(fd, name, buf)
+		l, err := unix.Readlinkat(fd, e.name, buf)
 		if err != nil {
-			s.fail(&os.PathError{Op: "readlink", Path: src.path() + "/" + name, Err: err})
-			return false
+			return fail("readlink", err)
 		}
 		n.data, n.size = slices.Clone(buf[:l]), int64(l)
+		n.sec, n.nsec = st.Mtim.Sec, uint32(st.Mtim.Nsec)
 	case unix.S_IFDIR:
+		sub, err := unix.Openat(fd, e.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+		if err != nil {
+			return fail("open", err)
+		}
+		if err := unix.Fstat(sub, &st); err != nil {
+			unix.Close(sub)
+			return fail("stat", err)
+		}
 		if st.Dev != s.dev {
-			s.fail(fmt.Errorf("packing %s/%s: %w", src.path(), name, ErrMounted))
+			unix.Close(sub)
+			s.fail(fmt.Errorf("packing %s/%s: %w", src.path(), e.name, ErrMounted))
 			return false
 		}
 		if old != nil {
 			n = old
 		} else {
-			n.mode = unix.S_IFDIR | 0o755
-		}
-		sub, err := unix.Openat(fd, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
-		if err != nil {
-			s.fail(&os.PathError{Op: "open", Path: src.path() + "/" + name, Err: err})
-			return false
-		}
-		if old == nil {
+			n.mode |= 0o755
+			n.sec, n.nsec = st.Mtim.Sec, uint32(st.Mtim.Nsec)
 			into.add(n)
 		}
-		s.enter(sub, &source{parent: src, name: name, store: src.store}, n, in)
+		in := e.name
+		if at != "" {
+			in = at + "/" + e.name
+		}
+		s.enter(sub, &source{parent: src, name: e.name, store: src.store}, n, in)
 		return true
 	default:
 		*skipped++
