@@ -36,7 +36,7 @@ func Ago(unix int64, now time.Time) string {
 	if unix == 0 {
 		return "never"
 	}
-	return units.HumanDuration(now.Sub(time.Unix(unix, 0))) + " ago"
+	return strings.ToLower(units.HumanDuration(now.Sub(time.Unix(unix, 0)))) + " ago" // it begins some with a capital
 }
 
 // State is the node's own, with what is pending.
