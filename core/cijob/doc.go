@@ -19,9 +19,9 @@
 //	cleanup_file_variables
 //
 // A stage without work is left out, but for the first three and the last. What
-// fails before the first step ends the job there, with cleanup_file_variables
-// still to come. The job's timeout and an immediate cancel leave out all that
-// is to come. A graceful cancel stops the stage that runs and goes on with
+// fails between get_sources and the first step leaves out the steps and
+// after_script; the caches and artifacts of a failed job are still kept. The
+// job's timeout and an immediate cancel leave out all that is to come. A graceful cancel stops the stage that runs and goes on with
 // after_script and with what a failed job keeps of caches and artifacts, when the
 // steps had begun; what follows the steps it does not stop.
 //
@@ -33,7 +33,8 @@
 // A step's exit status is the script's failure; the clone's, a dependency's and
 // an upload's are the external dependency's; what the executor says is its own
 // fault is the system's. Of several, the first that counts is told: the
-// script's before the upload's. Caches never fail a job.
+// script's before the upload's. A cache never fails a job; a stage of caches whose
+// script cannot begin, for what is in GITLAB_ENV, does.
 //
 // Spec: fleet-reference, "The driver" to "Cancellation and results";
 // gitlab-dispatch, the stages and the failure classes; vectors/README.md.

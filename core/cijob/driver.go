@@ -396,16 +396,5 @@ func (d *driver) exec(ctx context.Context, name, heading, status string, f job.F
 	})
 }
 
-// transfer is what a transfer is given.
-func (d *driver) transfer(ctx context.Context, status string, out, errs io.Writer) (Transfer, error) {
-	g, user, err := d.o.Host.Guest(ctx)
-	if err != nil {
-		return Transfer{}, fmt.Errorf("reaching the job's guest: %w", err)
-	}
-	v := d.vars(status)
-	return Transfer{Job: d.j, Project: d.p.project, User: user, Work: d.o.Dir.WorkPath(), Guest: g, Out: out, Err: errs,
-		Expand: v.expand, Lookup: v.lookup}, nil
-}
-
 // errNoTransfers is for a build that was not given what a job needs.
 var errNoTransfers = errors.New("this build of vk moves no artifacts")

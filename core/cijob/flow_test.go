@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"virtkit/core/cijob"
+	"virtkit/core/cijob/transfer"
 	"virtkit/core/execdrv"
 	"virtkit/core/fleet/job"
 	"virtkit/core/fleet/jobdir"
@@ -79,7 +80,7 @@ func (m *moves) note(format string, a ...any) error {
 }
 
 func (m *moves) Upload(_ context.Context, t cijob.Transfer, a job.Artifact) (string, error) {
-	if err := m.note("upload %s", t.Expand(a.Name)); err != nil {
+	if err := m.note("upload %s", transfer.Words(t, a.Name)); err != nil {
 		return job.TooLarge, err
 	}
 	return job.Uploaded, nil
@@ -191,7 +192,9 @@ func TestOrder(t *testing.T) {
 	f.j.Dependencies = []job.Dependency{{ID: 901, Name: "build", Filename: "artifacts.zip"}, {ID: 902, Name: "has none"}}
 	f.j.Steps = slices.Insert(f.j.Steps, 1, job.Step{Name: job.StepRelease, Script: []string{"true"}, When: job.OnSuccess})
 	res, out := f.run(t)
-	want := []string{"config", "prepare", "prepare_script", "get_sources", "step_script", "step_release", "after_script", "cleanup_file_variables", "cleanup"}
+	// What moves files begins with a script too, which tells the environment.
+	want := []string{"config", "prepare", "prepare_script", "get_sources", "restore_cache", "download_artifacts", "step_script", "step_release", "after_script",
+		"archive_cache", "upload_artifacts_on_success", "cleanup_file_variables", "cleanup"}
 	if d := cmp.Diff(want, f.exec.calls); d != "" {
 		t.Error(d)
 	}
@@ -320,7 +323,7 @@ func TestCancelWhere(t *testing.T) {
 		want string // the calls after it
 	}{
 		"graceful in get_sources": {wire.CancelGraceful, "get_sources", "cleanup"},
-		"graceful in the script":  {wire.CancelGraceful, "step_script", "after_script cleanup_file_variables cleanup"},
+		"graceful in the script":  {wire.CancelGraceful, "step_script", "after_script archive_cache_on_failure upload_artifacts_on_failure cleanup_file_variables cleanup"},
 		"graceful in prepare":     {wire.CancelGraceful, "prepare", "cleanup"},
 		"immediate in the script": {wire.CancelImmediate, "step_script", "cleanup"},
 		"immediate in after":      {wire.CancelImmediate, "after_script", "cleanup"},

@@ -23,11 +23,11 @@ type Transfer struct {
 	Guest   Guest
 	Out     io.Writer
 	Err     io.Writer
-	// Expand replaces $NAME and ${NAME} by the job's variables, as the runner
-	// does in names and paths.
-	Expand func(text string) string
 	// Lookup is one of the job's variables, expanded.
 	Lookup func(name string) (value string, set bool)
+	// Env is one of the environment that the job's own commands have in the guest:
+	// the job's variables, what GITLAB_ENV sets, and the guest's own.
+	Env func(name string) (value string, set bool)
 }
 
 // Guest is the job's running guest.

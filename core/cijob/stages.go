@@ -2,6 +2,7 @@ package cijob
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,16 +79,20 @@ func (d *driver) scriptOptions() scriptOptions {
 // work is the job from get_sources to the uploads.
 // begun says whether it came to the steps.
 func (d *driver) work(src sources) (v *verdict, begun bool) {
-	if v := d.getSources(src); v != nil {
-		return v, false
+	if v = d.getSources(src); v == nil {
+		v = d.restoreCaches()
 	}
-	if v := d.restoreCaches(); v != nil {
-		return v, false
+	if v == nil {
+		v = d.download()
 	}
-	if v := d.download(); v != nil {
-		return v, false
+	switch {
+	case v == nil:
+		return d.script(), true
+	case d.soft.Err() == nil: // what is there belongs to a job that failed
+		d.saveCaches(v)
+		d.upload(v)
 	}
-	return d.script(), true
+	return v, false
 }
 
 // script is the job from its first step to the uploads.
@@ -106,11 +111,9 @@ func (d *driver) script() *verdict {
 	// cancelled job keeps what a failed one keeps, and one whose steps were over
 	// ends as they did (the recordings: vectors/README.md, 6.6, and
 	// testdata/ci-more/cancel-*; fleet-reference has it otherwise).
-	d.saveCaches(v)
-	if bad := d.upload(v); v == nil {
-		v = bad
-	}
-	return v
+	cached := d.saveCaches(v)
+	sent := d.upload(v)
+	return cmp.Or(v, cached, sent)
 }
 
 // attempts is one of the *_ATTEMPTS variables.
@@ -180,15 +183,16 @@ func (d *driver) restoreCaches() *verdict {
 	max := d.attempts("RESTORE_CACHE_ATTEMPTS")
 	for n := 1; ; n++ {
 		again := false
-		v := d.stage(d.soft, execdrv.StageRestoreCache, "Restoring cache", func(ctx context.Context, out, errs io.Writer) *verdict {
+		v := d.moving(d.soft, execdrv.StageRestoreCache, "Restoring cache", "running", func(ctx context.Context, m *moves) *verdict {
 			for _, c := range list {
-				if d.restore(ctx, c, out, errs) != nil {
+				if d.restore(ctx, c, m) != nil {
 					again = true
 				}
 			}
 			return nil
 		})
-		if v != nil || !again || n >= max {
+		again = again || v != nil
+		if !again || n >= max || d.soft.Err() != nil {
 			return v
 		}
 		if !d.again(n) {
@@ -206,25 +210,32 @@ func say(w io.Writer, colour, format string, a ...any) {
 	fmt.Fprint(w, colour+fmt.Sprintf(format, a...)+reset+"\n")
 }
 
-func (d *driver) restore(ctx context.Context, c job.Cache, out, errs io.Writer) error {
-	for _, w := range c.FallbackWarnings {
-		say(out, yellow, "%s", w)
-	}
+func (d *driver) restore(ctx context.Context, c job.Cache, m *moves) error {
+	out := m.out
 	for _, w := range c.Warnings {
 		say(out, yellow, "%s", w)
 	}
 	switch {
 	case c.Key == "":
-		say(out, green, "Skipping cache extraction due to empty cache key")
+		say(out, green, job.SkippedFallback)
 		return nil
 	case d.policy(c) == job.Push:
 		say(out, green, "Not downloading cache %s due to policy", c.Key)
 		return nil
+	}
+	for _, w := range c.FallbackWarnings {
+		colour := yellow
+		if w == job.SkippedFallback {
+			colour = green
+		}
+		say(out, colour, "%s", w)
+	}
+	switch {
 	case d.o.Caches == nil:
 		say(out, yellow, "WARNING: this build of vk keeps no caches")
 		return nil
 	}
-	t, err := d.transfer(ctx, "running", out, errs)
+	t, err := m.transfer(ctx)
 	if err == nil {
 		err = d.o.Caches.Restore(ctx, t, c)
 	}
@@ -234,7 +245,7 @@ func (d *driver) restore(ctx context.Context, c job.Cache, out, errs io.Writer) 
 	return err
 }
 
-func (d *driver) saveCaches(v *verdict) {
+func (d *driver) saveCaches(v *verdict) *verdict {
 	var list []job.Cache
 	for _, c := range d.j.Caches {
 		if wanted(c.When, v) && (len(c.Paths) > 0 || c.Untracked) {
@@ -242,15 +253,15 @@ func (d *driver) saveCaches(v *verdict) {
 		}
 	}
 	if len(list) == 0 {
-		return
+		return nil
 	}
 	name, heading := execdrv.StageCache, "Saving cache for successful job"
 	if v != nil {
 		name, heading = execdrv.StageCacheFailure, "Saving cache for failed job"
 	}
-	d.stage(d.timed, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+	return d.moving(d.timed, name, heading, d.status(v), func(ctx context.Context, m *moves) *verdict {
 		for _, c := range list {
-			if err := d.save(ctx, c, d.status(v), out, errs); err != nil {
+			if err := d.save(ctx, c, m); err != nil {
 				d.o.Log.Warn("saving a cache", "err", err)
 			}
 		}
@@ -258,7 +269,8 @@ func (d *driver) saveCaches(v *verdict) {
 	})
 }
 
-func (d *driver) save(ctx context.Context, c job.Cache, status string, out, errs io.Writer) error {
+func (d *driver) save(ctx context.Context, c job.Cache, m *moves) error {
+	out := m.out
 	for _, w := range c.Warnings {
 		say(out, yellow, "%s", w)
 	}
@@ -272,7 +284,7 @@ func (d *driver) save(ctx context.Context, c job.Cache, status string, out, errs
 	case d.o.Caches == nil:
 		return nil // restoring has told
 	}
-	t, err := d.transfer(ctx, status, out, errs)
+	t, err := m.transfer(ctx)
 	if err != nil {
 		return err
 	}
@@ -302,10 +314,10 @@ func (d *driver) download() *verdict {
 	}
 	max := d.attempts("ARTIFACT_DOWNLOAD_ATTEMPTS")
 	for n := 1; ; n++ {
-		v := d.stage(d.soft, execdrv.StageDownload, "Downloading artifacts", func(ctx context.Context, out, errs io.Writer) *verdict {
+		v := d.moving(d.soft, execdrv.StageDownload, "Downloading artifacts", "running", func(ctx context.Context, m *moves) *verdict {
 			for _, x := range list {
-				say(out, green, "Downloading artifacts for %s (%d)...", x.Name, x.ID)
-				if err := d.downloadOne(ctx, x, out, errs); err != nil {
+				say(m.out, green, "Downloading artifacts for %s (%d)...", x.Name, x.ID)
+				if err := d.downloadOne(ctx, x, m); err != nil {
 					d.o.Log.Warn("downloading artifacts", "of", x.ID, "err", err)
 					return failed(job.ExternalDependency, 1, "exit status 1")
 				}
@@ -321,12 +333,12 @@ func (d *driver) download() *verdict {
 	}
 }
 
-func (d *driver) downloadOne(ctx context.Context, x job.Dependency, out, errs io.Writer) error {
+func (d *driver) downloadOne(ctx context.Context, x job.Dependency, m *moves) error {
 	if d.o.Artifacts == nil {
-		say(errs, red, "ERROR: %v", errNoTransfers)
+		say(m.errs, red, "ERROR: %v", errNoTransfers)
 		return errNoTransfers
 	}
-	t, err := d.transfer(ctx, "running", out, errs)
+	t, err := m.transfer(ctx)
 	if err != nil {
 		return err
 	}
@@ -425,11 +437,10 @@ func (d *driver) upload(v *verdict) *verdict {
 	if v != nil {
 		name, heading = execdrv.StageUploadFailure, "Uploading artifacts for failed job"
 	}
-	status := d.status(v)
-	return d.stage(d.timed, name, heading, func(ctx context.Context, out, errs io.Writer) *verdict {
+	return d.moving(d.timed, name, heading, d.status(v), func(ctx context.Context, m *moves) *verdict {
 		for _, a := range list {
-			say(out, green, "Uploading artifacts...")
-			outcome, err := d.uploadOne(ctx, a, status, out, errs)
+			say(m.out, green, "Uploading artifacts...")
+			outcome, err := d.uploadOne(ctx, a, m)
 			if outcome == "" {
 				outcome = job.Failed
 			}
@@ -451,12 +462,12 @@ func artifactName(a job.Artifact) string {
 	return a.Type
 }
 
-func (d *driver) uploadOne(ctx context.Context, a job.Artifact, status string, out, errs io.Writer) (string, error) {
+func (d *driver) uploadOne(ctx context.Context, a job.Artifact, m *moves) (string, error) {
 	if d.o.Artifacts == nil {
-		say(errs, red, "ERROR: %v", errNoTransfers)
+		say(m.errs, red, "ERROR: %v", errNoTransfers)
 		return job.Failed, errNoTransfers
 	}
-	t, err := d.transfer(ctx, status, out, errs)
+	t, err := m.transfer(ctx)
 	if err != nil {
 		return job.Failed, err
 	}

@@ -175,7 +175,7 @@ func attest(w io.Writer, r io.Reader, name string, say func([]subject) ([]byte, 
 
 // packed writes the stream of an artifact's files as its format has them.
 func packed(w io.Writer, r io.Reader, t cijob.Transfer, a job.Artifact) (entries int, err error) {
-	level, _ := t.Lookup("ARTIFACT_COMPRESSION_LEVEL")
+	level, _ := t.Env("ARTIFACT_COMPRESSION_LEVEL")
 	if wantsProvenance(t, a) {
 		p := attested(r, provenanceName(t, a), func(files []subject) ([]byte, error) { return provenance(t, files, time.Now()) })
 		defer p.Close()

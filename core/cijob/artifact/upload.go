@@ -103,7 +103,7 @@ func naming(a job.Artifact) (what string, q url.Values) {
 
 func (s *session) upload(ctx context.Context, a job.Artifact, f *os.File) (string, error) {
 	what, q := naming(a)
-	level, _ := s.t.Lookup("ARTIFACT_COMPRESSION_LEVEL")
+	level, _ := s.t.Env("ARTIFACT_COMPRESSION_LEVEL")
 	content := form(nameOf(a, expanded(a.Name, s.t)), f)
 	resp, err := s.patient(ctx, http.MethodPost, s.target(q.Encode()), func() (io.Reader, string, error) {
 		s.log.CheckLevel(level)

@@ -200,7 +200,7 @@ func (r *Registry) save(ctx context.Context, t cijob.Transfer, c job.Cache, log 
 		return err
 	}
 	defer f.Close()
-	level, _ := t.Lookup("CACHE_COMPRESSION_LEVEL")
+	level, _ := t.Env("CACHE_COMPRESSION_LEVEL")
 	n := 0
 	err = transfer.Archive(ctx, t, transfer.Selection{Paths: c.Paths, Untracked: c.Untracked}, log, func(in io.Reader) (err error) {
 		n, err = pack.Write(&transfer.Capped{W: f, N: transfer.MaxArchive}, in, job.TarZstd, pack.Level(level))

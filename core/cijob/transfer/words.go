@@ -44,7 +44,7 @@ func word(t cijob.Transfer, s string) (text string, n int) {
 		return "$", 0
 	}
 	if n = name(s); n > 0 {
-		text, _ = t.Lookup(s[:n])
+		text, _ = t.Env(s[:n])
 		return text, n
 	}
 	if strings.IndexByte("$*@#?!-0123456789", s[0]) >= 0 {
@@ -79,11 +79,11 @@ func name(s string) (n int) {
 
 func braced(t cijob.Transfer, s string) string {
 	if n := name(strings.TrimPrefix(s, "#")); strings.HasPrefix(s, "#") && n == len(s)-1 && n > 0 {
-		v, _ := t.Lookup(s[1:])
+		v, _ := t.Env(s[1:])
 		return strconv.Itoa(len([]rune(v)))
 	}
 	n := name(s)
-	v, set := t.Lookup(s[:n])
+	v, set := t.Env(s[:n])
 	op := s[n:]
 	if rest, colon := strings.CutPrefix(op, ":"); colon {
 		op, set = rest, v != ""

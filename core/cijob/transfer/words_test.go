@@ -10,7 +10,7 @@ import (
 
 func TestWords(t *testing.T) {
 	vars := map[string]string{"A": "one", "EMPTY": "", "Ü": "no"}
-	tr := cijob.Transfer{Lookup: func(name string) (string, bool) { v, ok := vars[name]; return v, ok }}
+	tr := cijob.Transfer{Env: func(name string) (string, bool) { v, ok := vars[name]; return v, ok }}
 	for in, want := range map[string]string{
 		"":                            "",
 		"plain/*.txt":                 "plain/*.txt",
@@ -37,7 +37,7 @@ func TestWords(t *testing.T) {
 // nested.
 func TestLongWords(t *testing.T) {
 	looked := 0
-	tr := cijob.Transfer{Lookup: func(string) (string, bool) { looked++; return "", false }}
+	tr := cijob.Transfer{Env: func(string) (string, bool) { looked++; return "", false }}
 	const n = 1 << 10
 	near := strings.Repeat("${A:-", n/2) + "x" + strings.Repeat("}", n/2)
 	if got := transfer.Words(tr, near); got != "x" {

@@ -195,6 +195,10 @@ const (
 	Push     Policy = "push"
 )
 
+// SkippedFallback is what Cache.FallbackWarnings hold of a fallback key of which
+// nothing is left: told, and no warning.
+const SkippedFallback = "Skipping cache extraction due to empty cache key"
+
 // Cache is files kept between jobs.
 type Cache struct {
 	Key          string   `json:"key"`                     // expanded and sanitized; "" = there is none left to use

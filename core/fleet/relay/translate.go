@@ -277,25 +277,27 @@ func (r *response) caches(j *job.CiJob) {
 	for _, c := range r.Cache {
 		out := job.Cache{Untracked: c.Untracked, Policy: cmp.Or(job.Policy(c.Policy), job.PullPush), Paths: c.Paths, When: when(c.When)}
 		out.Key, out.Warnings = key(c.Key)
-		for _, f := range c.FallbackKeys {
-			if f == "" { // it would be the key of a cache without one
-				continue
-			}
-			k, w := key(f)
-			if k != "" {
+		fallback := func(written string, blocked string) {
+			k, w := key(written)
+			switch {
+			case blocked != "" && strings.HasSuffix(strings.TrimRight(k, ". "), blocked):
+				out.FallbackWarnings = append(out.FallbackWarnings, fmt.Sprintf("CACHE_FALLBACK_KEY %q not allowed to end in %q", k, blocked))
+				out.FallbackWarnings = append(out.FallbackWarnings, w...)
+				return
+			case k == "":
+				w = append(w, job.SkippedFallback)
+			default:
 				out.FallbackKeys = append(out.FallbackKeys, k)
 			}
 			out.FallbackWarnings = append(out.FallbackWarnings, w...)
 		}
-		if f := v["CACHE_FALLBACK_KEY"]; f != "" {
-			k, w := key(f)
-			out.FallbackWarnings = append(out.FallbackWarnings, w...)
-			switch {
-			case strings.HasSuffix(k, protectedSuffix):
-				out.FallbackWarnings = append(out.FallbackWarnings, fmt.Sprintf("CACHE_FALLBACK_KEY %q not allowed to end in %q", k, protectedSuffix))
-			case k != "":
-				out.FallbackKeys = append(out.FallbackKeys, k)
+		for _, f := range c.FallbackKeys {
+			if f = v.expand(f); f != "" { // it would be the key of a cache without one
+				fallback(f, "")
 			}
+		}
+		if f := v["CACHE_FALLBACK_KEY"]; f != "" {
+			fallback(f, protectedSuffix)
 		}
 		j.Caches = append(j.Caches, out)
 	}

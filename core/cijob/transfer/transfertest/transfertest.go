@@ -88,8 +88,8 @@ func New(t testing.TB, server string, vars map[string]string) (cijob.Transfer, *
 	j := &job.CiJob{ServerURL: server, Token: "glcbt-64_jobtoken1046ABCDEFGHIJ", Job: job.Info{ID: 1046, ProjectID: 12, ProjectPath: "group/project"}}
 	return cijob.Transfer{
 		Job: j, Project: t.TempDir(), Work: t.TempDir(), Guest: Guest{}, Out: trace, Err: trace,
-		Expand: func(s string) string { return os.Expand(s, func(k string) string { return vars[k] }) },
 		Lookup: func(k string) (string, bool) { v, ok := vars[k]; return v, ok },
+		Env:    func(k string) (string, bool) { v, ok := vars[k]; return v, ok },
 	}, trace
 }
 
