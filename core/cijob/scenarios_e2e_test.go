@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -102,7 +103,7 @@ func (s *scene) scenario(g *gitlabtest.Server, com *gitlabtest.Common, sc *gitla
 		}
 	}
 	_, res, out := s.run(j, t.Context(), on)
-	ours, theirs := vague(s.normal(out), rec), vague(s.both(strings.Join(rec.Trace, "\n")), rec)
+	ours, theirs := vague(s.normal(s.unmasked(out, j)), rec), vague(s.both(strings.Join(rec.Trace, "\n")), rec)
 	if rec.Cancel != nil && !rec.Cancel.Graceful { // GitLab had refused the rest of the recording's trace
 		theirs = strings.TrimSuffix(theirs, "\n") + "\n" + stamp + "00O section_end:0:" + rec.Cancel.Stage + "\r\x1b[0K\n" + stamp + "00O \x1b[31;1mERROR: Job failed: canceled\x1b[0;m\n"
 	}
@@ -133,6 +134,24 @@ func (s *scene) scenario(g *gitlabtest.Server, com *gitlabtest.Common, sc *gitla
 	if d := cmp.Diff(rec.Requests, gitlabtest.Transfers(g.Requests()[before:], sc.ID(i), rec.Dependencies()...)); d != "" {
 		t.Errorf("job %d: requests for artifacts (-recorded +ours):\n%s", nth, d)
 	}
+}
+
+// unmasked is a trace in which this run's own directory has its name, although a
+// secret of the job's is a part of that.
+func (s *scene) unmasked(out string, j *job.CiJob) string {
+	dir := filepath.Join(s.dir, "builds")
+	masked := dir
+	var secrets []string
+	for _, v := range j.Variables {
+		if v.Masked && strings.TrimSpace(v.Value) != "" {
+			secrets = append(secrets, strings.TrimSpace(v.Value))
+		}
+	}
+	slices.SortFunc(secrets, func(a, b string) int { return len(b) - len(a) })
+	for _, v := range secrets {
+		masked = strings.ReplaceAll(masked, v, "[MASKED]")
+	}
+	return strings.ReplaceAll(out, masked, dir)
 }
 
 // vague is a trace without what differs from run to run.

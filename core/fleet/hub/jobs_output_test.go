@@ -274,6 +274,17 @@ func TestKeys(t *testing.T) {
 		if a, b, c := ask(small), ask(big), ask(other); a != "" || b != "403 forbidden" || c != "403 forbidden" {
 			t.Errorf("within, too large, another pool: %q, %q, %q", a, b, c)
 		}
+		all, _ := f.CreateKey(t.Context(), "uid 0", hub.Key{Name: "small", Pools: []string{"*"}, Max: wire.Envelope{Memory: 1 << 30, CPUs: 2, Disk: 1 << 30}}, time.Hour)
+		of, _ := f.ByKey(all)
+		for what, e := range map[string]wire.Envelope{"memory": {Memory: 1<<30 + 1, CPUs: 2}, "cpus": {Memory: 1 << 30, CPUs: 3}, "disk": {Memory: 1 << 30, CPUs: 2, Disk: 1<<30 + 1}} {
+			_, err := f.Capacity(t.Context(), of, &dispatch.CapacityRequest{Placement: dispatch.Placement{Pool: "any", Envelope: e}})
+			if code(err) != "403 forbidden" {
+				t.Errorf("more %s than the key's: %v", what, err)
+			}
+		}
+		if _, err := f.Capacity(t.Context(), of, &dispatch.CapacityRequest{Placement: dispatch.Placement{Pool: "any", Envelope: wire.Envelope{Memory: 1 << 30, CPUs: 2, Disk: 1 << 30}}}); err != nil {
+			t.Errorf("just the key's: %v", err)
+		}
 		if _, err := f.CreateKey(t.Context(), "uid 0", hub.Key{Name: "batch", Pools: []string{"*"}}, time.Hour); err == nil {
 			t.Error("two working keys have one name")
 		}

@@ -37,6 +37,7 @@ type Placed struct {
 	// that it would have gone over: the session ends.
 	Lose  func(m wire.Message) bool
 	Chunk int // bytes of output in a message
+	Lease int // the most seconds that it grants; 0 = any
 
 	Starts   map[string]int // how often a job was begun: 1, or there is a bug
 	Canceled map[string]wire.CancelMode
@@ -201,13 +202,13 @@ func (n *Placed) take(m wire.Message) error {
 		if reason != "" {
 			return n.Say(&wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "refused", Reason: reason}})
 		}
-		return n.Say(&wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "accepted", LeaseSecs: m.LeaseSecs}})
+		return n.Say(&wire.OfferReply{Reservation: m.Reservation, Reply: wire.Answer{State: "accepted", LeaseSecs: n.grants(m.LeaseSecs)}})
 	case *wire.Renew:
 		n.Lock()
 		_, ok := n.held[m.Reservation]
 		n.Unlock()
 		if ok {
-			return n.Say(&wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "held", RemainingSecs: m.LeaseSecs}})
+			return n.Say(&wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "held", RemainingSecs: n.grants(m.LeaseSecs)}})
 		}
 		return n.Say(&wire.Lease{Reservation: m.Reservation, State: wire.LeaseState{State: "gone", Why: "unknown"}})
 	case *wire.GiveBack:
@@ -247,6 +248,15 @@ func (n *Placed) take(m wire.Message) error {
 		n.Unlock()
 	}
 	return nil
+}
+
+func (n *Placed) grants(secs int) int {
+	n.Lock()
+	defer n.Unlock()
+	if n.Lease > 0 {
+		return min(secs, n.Lease)
+	}
+	return secs
 }
 
 func (n *Placed) begin(m *wire.Start, reason string) error {
