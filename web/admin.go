@@ -33,6 +33,8 @@ type Admin struct {
 	Log *slog.Logger
 	// Backup writes a copy of the database.
 	Backup func(ctx context.Context, file string) error
+	// UI is ui_url, "" = the hub serves no web UI.
+	UI string
 	// Status fills in what the hub itself does not know.
 	Status func(*hubadmin.StatusReply)
 
@@ -56,7 +58,7 @@ type uidKey struct{}
 // Serve answers until ctx ends.
 func (a *Admin) Serve(ctx context.Context, l *net.UnixListener) error {
 	mux := http.NewServeMux()
-	for _, routes := range []map[hubadmin.Route]func(context.Context, *call) (any, error){a.routes(), a.jobRoutes(), a.egressRoutes()} {
+	for _, routes := range []map[hubadmin.Route]func(context.Context, *call) (any, error){a.routes(), a.jobRoutes(), a.egressRoutes(), a.peopleRoutes()} {
 		for r, f := range routes {
 			mux.HandleFunc(r.String(), a.handle(f))
 		}

@@ -30,8 +30,9 @@ func newServe(a *app) *cli.Command {
 		Usage: "be the hub: serve nodes, and the other commands of vk-hub",
 		Description: "Serves nodes at addr (127.0.0.1:8443 unless hub.toml says otherwise) over TLS 1.3,\n" +
 			"or over plain text on loopback when there are no tls_cert and tls_key. Its database is\n" +
-			"<data_dir>/hub.sqlite. Runs in the foreground until SIGTERM or SIGINT, which ends the\n" +
-			"sessions; nodes go on by what they last applied, and come back by themselves.",
+			"<data_dir>/hub.sqlite. With ui_addr in hub.toml it serves the web UI there. Runs in the\n" +
+			"foreground until SIGTERM or SIGINT, which ends the nodes' sessions; nodes go on by what\n" +
+			"they last applied, and come back by themselves.",
 		Flags: []cli.Flag{cliutil.Bool(&verbose, "verbose", "log more").Short("v")},
 		Action: func(ctx context.Context, _ *cli.Command) error {
 			c, err := a.load()
@@ -58,6 +59,10 @@ func serve(ctx context.Context, c *hubconf.Config, now func() time.Time, log *sl
 			return err
 		}
 	}
+	pages, err := newFace(c, log)
+	if err != nil {
+		return err
+	}
 	token, err := c.MetricsToken()
 	if err != nil {
 		return err
@@ -73,7 +78,7 @@ func serve(ctx context.Context, c *hubconf.Config, now func() time.Time, log *sl
 	}
 	jobs := c.Options()
 	jobs.Outputs, jobs.EgressRules = outputs, c.Rules.EgressRules
-	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs, Now: now})
+	h, err := hub.New(ctx, db, hub.Options{Heartbeat: time.Duration(c.HeartbeatSecs) * time.Second, Log: log, Jobs: jobs, People: people(c), Now: now})
 	if err != nil {
 		return err
 	}
@@ -93,6 +98,14 @@ func serve(ctx context.Context, c *hubconf.Config, now func() time.Time, log *sl
 	defer adminL.Close()
 	admin := &web.Admin{Hub: h, Log: log, Backup: db.Backup, Status: status(c, db, nodes, l.Addr().String(), now().Unix())}
 
+	if pages != nil {
+		if err := pages.listen(h, now); err != nil {
+			return err
+		}
+		defer pages.l.Close()
+		admin.UI = pages.origin
+	}
+
 	// Sessions end before the writer, so that what they wait for is stored.
 	writing, stopWriting := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWriting()
@@ -102,6 +115,9 @@ func serve(ctx context.Context, c *hubconf.Config, now func() time.Time, log *sl
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return nodes.Serve(gctx, cert) })
 	g.Go(func() error { return admin.Serve(gctx, adminL) })
+	if pages != nil {
+		g.Go(func() error { return pages.serve(gctx) })
+	}
 	if c.MetricsAddr != "" {
 		ml, err := net.Listen("tcp", c.MetricsAddr)
 		if err != nil {

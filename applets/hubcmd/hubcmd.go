@@ -48,7 +48,7 @@ func Command(env appenv.Env) *cli.Command {
 			"as its user or as root. docs/hub.md brings up a hub and two nodes in five commands.",
 		Flags: []cli.Flag{cliutil.String(&a.config, "config", "FILE", "hub.toml; every key of it is optional").Global()},
 		Commands: []*cli.Command{
-			interruptible(newServe(a)), newToken(a), newNodes(a), newRelays(a), newGitLabs(a), newKeys(a), newJobs(a), newEgress(a), newWorkloads(a), newAudit(a), newEvents(a), newStatus(a), newBackup(a), newCheck(a), newConfig(a),
+			interruptible(newServe(a)), newToken(a), newNodes(a), newRelays(a), newGitLabs(a), newKeys(a), newJobs(a), newEgress(a), newUI(a), newAccounts(a), newWorkloads(a), newAudit(a), newEvents(a), newStatus(a), newBackup(a), newCheck(a), newConfig(a),
 		},
 	}
 }

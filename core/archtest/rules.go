@@ -41,6 +41,8 @@ var heavyAt = map[string][]string{
 	"github.com/DataDog/zstd":                {"core/zst"},
 	"github.com/prometheus/client_golang":    {"core/fleet", "web", "applets"},
 	"github.com/vishvananda/netlink":         {"vmm", "netsw", "agent"},
+	"github.com/coreos/go-oidc":              {"web/auth"},
+	"golang.org/x/oauth2":                    {"web/auth"},
 	"github.com/Microsoft/hcsshim":           {"core/image", "vmm"},
 	"github.com/google/go-containerregistry": {"core/image", "e2e"},
 }

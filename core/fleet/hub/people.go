@@ -165,7 +165,7 @@ func Address(s string) (string, error) {
 	}, s), nil
 }
 
-// Admits is the role of whom the provider signs in with an address ("" =
+// admits is the role of whom the provider signs in with an address ("" =
 // without one) and whether that comes of no grant of its own; NoRole is nobody's.
 func (s *Snapshot) admits(email string, def Role) (r Role, fallback bool) {
 	if g, ok := s.Grants[email]; ok && email != "" && email != Everyone {
@@ -203,8 +203,22 @@ func (h *Hub) UISession(secret string) (UISession, bool) {
 	if !wire.IsHex(secret, wire.TokenLen) {
 		return UISession{}, false
 	}
-	u, ok := h.Snapshot().UISessions[hashToken(secret)]
-	return u, ok && u.Expires > h.o.Now().Unix()
+	s := h.Snapshot()
+	u, ok := s.UISessions[hashToken(secret)]
+	if !ok || u.Expires <= h.o.Now().Unix() {
+		return UISession{}, false
+	}
+	// Run ends such a session, as it starts: nobody gets in before.
+	if u.Identity != "" && !s.allows(&u, h.o.People.DefaultRole) {
+		return UISession{}, false
+	}
+	return u, true
+}
+
+// allows says whether the grants still admit a session of the provider's.
+func (s *Snapshot) allows(u *UISession, def Role) bool {
+	role, _ := s.admits(u.Email, def)
+	return role != NoRole && role.Covers(u.Role)
 }
 
 // People are the options of sign-in.
@@ -323,10 +337,7 @@ func aboveGrantsTx(t *tx) error {
 
 func (t *tx) endAbove(actor, why string) {
 	for _, u := range t.s.UISessionList(t.now) {
-		if u.Identity == "" {
-			continue
-		}
-		if role, _ := t.s.admits(u.Email, t.h.o.People.DefaultRole); role == NoRole || !role.Covers(u.Role) {
+		if u.Identity != "" && !t.s.allows(&u, t.h.o.People.DefaultRole) {
 			t.end(actor, u, why)
 		}
 	}

@@ -31,6 +31,9 @@ type Config struct {
 	TLSKey  string `toml:"tls_key"`
 	DataDir string `toml:"data_dir"`
 
+	UI
+	OIDC *OIDC `toml:"oidc"` // nil = nobody signs in through a provider
+
 	// Beyond the reference.
 	HeartbeatSecs    int    `toml:"heartbeat_secs"`     // asked of nodes
 	MetricsAddr      string `toml:"metrics_addr"`       // HOST:PORT of /metrics; "" = off
@@ -49,7 +52,7 @@ type Rules struct {
 
 // later are keys of the reference that this version does not act on.
 var later = map[string]string{
-	"release_repository": "releases", "ui_addr": "the web UI", "ui_url": "the web UI", "oidc": "sign-in", "max_job_token_secs": "registry tokens",
+	"release_repository": "releases", "max_job_token_secs": "registry tokens",
 }
 
 // DefaultAddr is where a hub listens unless told otherwise.
@@ -156,16 +159,21 @@ func (c *Config) validate(data []byte) error {
 		bad("log_format", "%q is neither text nor json", c.LogFormat)
 	}
 	c.Jobs.validate(bad)
+	c.validateUI(bad)
 	if len(ps) > 0 {
 		return fault.New(fault.Usage, "").Because(ps).Hint("docs/hub.md lists the keys of hub.toml")
 	}
 	return nil
 }
 
-// line finds a key's line in a file that was parsed: keys stand at the top
-// level alone.
+// line finds a key's line in a file that was parsed, or a table's. No two tables
+// have a key in common.
 func line(data []byte, key string) int {
+	key = key[strings.LastIndexByte(key, '.')+1:]
 	for n, l := range strings.Split(string(data), "\n") {
+		if l = strings.TrimSpace(l); strings.HasPrefix(l, "["+key+"]") {
+			return n + 1
+		}
 		if k, _, ok := strings.Cut(l, "="); ok && strings.Trim(strings.TrimSpace(k), `"'`) == key {
 			return n + 1
 		}
