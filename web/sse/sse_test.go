@@ -77,7 +77,7 @@ func (f *feeder) happen(n int) {
 }
 
 // rule is the one that change n is of: neighbors differ.
-func rule(n int) string { return fmt.Sprintf("web-%d", n%7) }
+func rule(n int) string { return fmt.Sprintf("web-%d", n%11) }
 
 // got is one event as a browser would have it.
 type got struct{ id, name, data string }
