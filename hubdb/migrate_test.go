@@ -1,11 +1,13 @@
 package hubdb_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -35,16 +37,25 @@ func TestMigrate(t *testing.T) {
 			`INSERT INTO tokens (hash, created_at, expires_at, actor, spent_at, node) VALUES ('h', 1, 2, 'a', 0, '')`,
 			// In the way of what is still to come.
 			fmt.Sprintf(`CREATE VIEW %s AS SELECT 1`, hubdb.MadeBy(last)))
-		if d, err := hubdb.Open(t.Context(), path); err == nil {
+		// One whose transaction stays open would never be closed: the end of its
+		// context rolls it back.
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		d, err := hubdb.Open(ctx, path)
+		late := ctx.Err()
+		cancel()
+		if err == nil {
 			d.Close()
 			t.Fatalf("from version %d: a migration that cannot be made passes", from)
+		}
+		if late != nil {
+			t.Fatalf("from version %d: a migration that failed leaves its transaction open: %v", from, err)
 		}
 		if v := version(t, path); v >= last {
 			t.Errorf("from version %d: failed, it has version %d", from, v)
 		}
 		exec(t, path, fmt.Sprintf("DROP VIEW %s", hubdb.MadeBy(last)))
 		before := version(t, path)
-		d := open(t, path)
+		d = open(t, path)
 		l, err := d.Load(t.Context())
 		if err != nil || l.LastAudit != 1 || len(l.Tokens) != 1 || l.Tokens[0].Kind != "" || len(l.Hub) != 32 {
 			t.Errorf("from version %d: %+v, %v", from, l, err)
