@@ -102,7 +102,9 @@ func (e *Error) Unwrap() error { return e.cause }
 // KindOf is the kind of the outermost Error in err's chain, or System.
 func KindOf(err error) Kind {
 	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Kind
+		if _, known := Table[e.Kind]; known { // one that a newer peer sent is not
+			return e.Kind
+		}
 	}
 	return System
 }
@@ -132,7 +134,6 @@ func ExitCode(err error) int {
 		if e.has {
 			return e.exit
 		}
-		return Table[e.Kind].Exit
 	}
-	return 1
+	return Table[KindOf(err)].Exit
 }

@@ -122,3 +122,11 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// A kind that a newer peer sent is a failure like any other, not success.
+func TestUnknownKind(t *testing.T) {
+	err := fault.New("of_tomorrow", "no")
+	if code, kind := fault.ExitCode(err), fault.KindOf(err); code != 1 || kind != fault.System {
+		t.Errorf("exit status %d, kind %s", code, kind)
+	}
+}
