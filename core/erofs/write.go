@@ -205,9 +205,7 @@ func (c *copier) files(part []*node, turn <-chan place, next chan<- place) (newe
 		if err != nil {
 			return 0, err
 		}
-		if !n.late || n.src != nil {
-			newest = max(newest, n.sec)
-		}
+		newest = max(newest, n.sec) // a made file has no time yet
 	}
 	if err := c.begin(); err != nil {
 		return 0, err

@@ -36,6 +36,11 @@ type Spec struct {
 	// Unplaced, when set, is told why the host refused Place, before Boot returns.
 	Unplaced func(error)
 	ProcLog  io.Writer // what the VMM's own process prints
+	// Hold are files that the VMM's process keeps open and does not use: what
+	// they lock stays locked until the guest's memory is free, also when the one
+	// who boots it is killed and the VMM goes a moment after him. They stay the
+	// caller's to close.
+	Hold []*os.File
 
 	// Restore, when set, is a state that a Saver wrote of a guest with the same
 	// StateKey: the guest goes on from there instead of booting. The driver

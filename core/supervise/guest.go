@@ -227,7 +227,7 @@ func (s *supervisor) boot(ctx context.Context) error {
 		Name: s.spec.Hostname, CPUs: s.spec.CPUs, MemMiB: s.spec.MemMiB, Dir: dir,
 		Kernel:  s.kernel,
 		Disks:   []machine.Disk{{Path: s.spec.Image.Path, Serial: RootSerial, ReadOnly: true}},
-		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog, NoBalloon: s.spec.NoBalloon, Place: s.place(), Unplaced: s.unplaced,
+		Console: s.console, Nested: s.spec.Nested, ProcLog: s.procLog, NoBalloon: s.spec.NoBalloon, Place: s.place(), Unplaced: s.unplaced, Hold: s.hold,
 	}
 	ms.Kernel.Cmdline = append(slices.Clone(s.kernel.Cmdline), s.pressure())
 	if s.spec.Upper > 0 {

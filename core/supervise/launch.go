@@ -34,9 +34,10 @@ type LaunchOptions struct {
 	// Env is added to the few variables that a supervisor inherits (see
 	// InheritedEnv). It must hold no secret.
 	Env []string
-	// Hold are files that the supervisor keeps open for its life, and hands on to
-	// nobody: locks that are to last as long as it does. They stay the caller's to
-	// close.
+	// Hold are files that the supervisor keeps open for its life, and that the
+	// VMMs of the job and its services keep open for theirs: locks that are to last
+	// as long as what they stand for, the guests' memory above all. A supervisor
+	// that is killed is gone before its VMM is. They stay the caller's to close.
 	Hold []*os.File
 	// Progress, when set, hears of each change of the state until the guest
 	// runs.

@@ -42,6 +42,7 @@ type inherited struct {
 	lock     *fsx.Lock
 	launcher *launcherPipe
 	uplink   *uplink // nil but for a service
+	hold     []*os.File
 }
 
 // inherit takes over what Launch passed on, or takes the lock itself.
@@ -63,7 +64,8 @@ func inherit(dir string) (*inherited, error) {
 	os.Unsetenv(launchedEnv)
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(4)
-	if err := holdFiles(os.Getenv(holdEnv)); err != nil {
+	hold, err := holdFiles(os.Getenv(holdEnv))
+	if err != nil {
 		return nil, err
 	}
 	os.Unsetenv(holdEnv)
@@ -81,7 +83,7 @@ func inherit(dir string) (*inherited, error) {
 	if err != nil {
 		return nil, fmt.Errorf("looking at the launcher's pipe: %w", err)
 	}
-	in := &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn), env: make(chan []string, 1)}}
+	in := &inherited{lock: fsx.HeldLock(os.NewFile(3, lockPath)), launcher: &launcherPipe{conn: conn.(*net.UnixConn), env: make(chan []string, 1)}, hold: hold}
 	if how == withUplink {
 		unix.CloseOnExec(5)
 		c, err := uplinkConn(os.NewFile(5, "uplink"))
@@ -93,22 +95,23 @@ func inherit(dir string) (*inherited, error) {
 	return in, nil
 }
 
-// holdFiles leaves the descriptors of holdEnv open until this process ends, and
-// keeps them from its children.
-func holdFiles(fds string) error {
+// holdFiles are the descriptors of holdEnv, which stay open until this process
+// ends. Of its children only those have them that are given them.
+func holdFiles(fds string) (hold []*os.File, err error) {
 	if fds == "" {
-		return nil
+		return nil, nil
 	}
 	var first, last int
 	if n, err := fmt.Sscanf(fds, "%d-%d", &first, &last); n != 2 || err != nil || first < 5 || last < first {
-		return fmt.Errorf("%s is %q, expected the first and the last descriptor", holdEnv, fds)
+		return nil, fmt.Errorf("%s is %q, expected the first and the last descriptor", holdEnv, fds)
 	}
 	for fd := first; fd <= last; fd++ {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
-			return fmt.Errorf("keeping descriptor %d open: %w", fd, err)
+			return nil, fmt.Errorf("keeping descriptor %d open: %w", fd, err)
 		}
+		hold = append(hold, os.NewFile(uintptr(fd), "held"))
 	}
-	return nil
+	return hold, nil
 }
 
 // launcherPipe is the supervisor's end of the connection to the process that

@@ -106,6 +106,7 @@ type supervisor struct {
 	machineID string
 	command   chan commandEnd
 	launcher  *launcherPipe
+	hold      []*os.File // as in LaunchOptions; never closed
 	// commandEnv is Spec.Command's, from the launcher; nil until it is here.
 	commandEnv []string
 
@@ -199,7 +200,7 @@ func Run(ctx context.Context, jobdir string, d Deps) error {
 		return err
 	}
 	s = newSupervisor(dir, spec, d)
-	s.launcher, s.uplink = in.launcher, in.uplink
+	s.launcher, s.uplink, s.hold = in.launcher, in.uplink, in.hold
 	s.makeServices()
 	life, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	s.end = end

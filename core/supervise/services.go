@@ -161,7 +161,7 @@ func (s *supervisor) launchService(ctx context.Context, v *service, progress fun
 	}
 	go serveUplink(ours, v.port)
 	defer theirs.Close()
-	c, err := Launch(ctx, LaunchOptions{Dir: v.dir, Spec: spec, Argv: s.d.Argv, Env: s.d.Env, Progress: progress, uplink: theirs})
+	c, err := Launch(ctx, LaunchOptions{Dir: v.dir, Spec: spec, Argv: s.d.Argv, Env: s.d.Env, Progress: progress, Hold: s.hold, uplink: theirs})
 	if err != nil {
 		ours.Close()
 		return nil, err

@@ -23,6 +23,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -133,7 +134,7 @@ func (d *Driver) boot(ctx context.Context, s machine.Spec, accel string) (_ *gue
 	cmd := exec.Command(info.Binary, p.args()...)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8"}
-	cmd.ExtraFiles = o.theirs
+	cmd.ExtraFiles = slices.Concat(o.theirs, s.Hold) // in this order: theirs have their numbers
 	out := io.Writer(&g.words)
 	if s.ProcLog != nil {
 		out = io.MultiWriter(&g.words, s.ProcLog)

@@ -211,6 +211,7 @@ func (g *Guest) spawn() (int, error) {
 		// The parent-death signal is sent when the thread ends.
 		runtime.LockOSThread()
 		cmd := exec.Command("sleep", "1000")
+		cmd.ExtraFiles = g.Spec.Hold
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 		if err := cmd.Start(); err != nil {
 			ch <- started{err: err}
