@@ -170,7 +170,7 @@ func printWorkloads(w io.Writer, nodes []hubadmin.NodeWorkloads) error {
 	var notes []string
 	for _, n := range nodes {
 		name := ui.CleanLine(cmp.Or(n.Name, n.Node))
-		if !n.Connected && n.Count > 0 {
+		if !n.Connected && n.LastSeen > 0 {
 			notes = append(notes, fmt.Sprintf("%s: not connected; as last seen at %s", name, time.Unix(n.LastSeen, 0).UTC().Format(time.RFC3339)))
 		}
 		if n.List == nil && n.Count > 0 {
