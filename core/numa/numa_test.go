@@ -69,6 +69,42 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// Lines of meminfo that are none of a node's, or cut short, say nothing.
+func TestReadOddLines(t *testing.T) {
+	dir := host(t, map[int][4]any{0: {"0", 4096, 100, 0}})
+	p := filepath.Join(dir, "node0", "meminfo")
+	b, err := os.ReadFile(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	odd := string(b) + "Nude 0 MemFree:  1 kB\nNode 0 MemFree:\n\nNode\nNode 0 MemTotal: many kB\n"
+	if err := os.WriteFile(p, []byte(odd), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if n := read(t, dir); n[0].FreeMiB != 100 || n[0].TotalMiB != 4096 {
+		t.Errorf("%+v", n[0])
+	}
+	if err := os.WriteFile(p, []byte("Node 0 MemTotal: 1 kB\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := numa.Read(dir); err == nil || !strings.Contains(err.Error(), "no MemFree") {
+		t.Errorf("without MemFree: %v", err)
+	}
+}
+
+func TestParseList(t *testing.T) {
+	for s, want := range map[string][]int{"": nil, "7": {7}, "0-2,8,10-11": {0, 1, 2, 8, 10, 11}, "3,1-3": {1, 2, 3}, "5-5": {5}, "65536": {65536}} {
+		if got, err := numa.ParseList(s); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
+	}
+	for _, s := range []string{"-1", "-3-1", "-2--1", "3-1", "1-", "a", "1,,2", ",", "0-65537", "65537", "1-2-3", " 1"} {
+		if got, err := numa.ParseList(s); err == nil {
+			t.Errorf("%q is %v", s, got)
+		}
+	}
+}
+
 func TestChoose(t *testing.T) {
 	two := read(t, host(t, map[int][4]any{0: {"0-23", 65536, 20000, 0}, 1: {"24-47", 65536, 30000, 0}}))
 	for _, tc := range []struct {
