@@ -21,11 +21,15 @@ import (
 )
 
 const (
-	discoveryKept = time.Hour       // how long a discovery document is used
-	failureKept   = 5 * time.Second // how long a failed one is not asked for again
-	maxAnswer     = 1 << 20         // bytes of an answer of the provider's
-	askTimeout    = 10 * time.Second
-	maxSubject    = 1024
+	// How old a discovery document may be for sending a browser to the provider,
+	// and for taking one back. The former is short, so that a provider that is
+	// down is told of by the hub's page, and not by the browser's.
+	startKept   = 10 * time.Second
+	finishKept  = time.Hour
+	failureKept = 5 * time.Second // how long a failed one is not asked for again
+	maxAnswer   = 1 << 20         // bytes of an answer of the provider's
+	askTimeout  = 10 * time.Second
+	maxSubject  = 1024
 )
 
 // Client is this hub as a provider knows it.
@@ -90,13 +94,13 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 // Host is the issuer's.
 func (o *OIDC) Host() string { return o.host }
 
-// discover reads the provider's discovery document, or gives the one that was
-// read within the hour.
-func (o *OIDC) discover(ctx context.Context) (*discovered, error) {
+// discover reads the provider's discovery document, or gives one that is not
+// older than kept.
+func (o *OIDC) discover(ctx context.Context, kept time.Duration) (*discovered, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	switch age := time.Since(o.asked); {
-	case o.known != nil && age < discoveryKept:
+	case o.known != nil && age < kept:
 		return o.known, nil
 	case o.failed != nil && age < failureKept:
 		return nil, o.failed
@@ -150,7 +154,7 @@ func short(err error) error { return errors.New(wire.Clean(err.Error(), 300)) }
 
 // AuthURL is Provider's.
 func (o *OIDC) AuthURL(ctx context.Context, state, verifier string) (string, error) {
-	d, err := o.discover(ctx)
+	d, err := o.discover(ctx, startKept)
 	if err != nil {
 		return "", err
 	}
@@ -162,7 +166,7 @@ func (o *OIDC) SignedIn(ctx context.Context, code, verifier, iss string) (p hub.
 	if iss != "" && iss != o.c.Issuer {
 		return p, fmt.Errorf("the answer is of %q, not of %s", wire.Clean(iss, 200), o.c.Issuer)
 	}
-	d, err := o.discover(ctx)
+	d, err := o.discover(ctx, finishKept)
 	if err != nil {
 		return p, err
 	}
