@@ -66,6 +66,7 @@ type entry struct {
 	name  string
 	used  time.Time
 	bytes int64
+	seen  fs.FileInfo // of the directory that was looked at
 }
 
 // Touch records that an entry is used now.
@@ -119,7 +120,7 @@ func Collect(ctx context.Context, dir string, o Options) (Collected, error) {
 		if err != nil {
 			continue // it has gone
 		}
-		it := entry{e.Name(), fi.ModTime(), 0}
+		it := entry{e.Name(), fi.ModTime(), 0, fi}
 		if it.bytes, _, err = fsx.Taken(path); err != nil {
 			r.Kept = append(r.Kept, err.Error())
 			continue
@@ -168,7 +169,7 @@ func (r *Collected) drop(dir string, it entry, o Options) bool {
 	// It may have been used, or replaced, since it was looked at.
 	now, err1 := os.Lstat(path)
 	held, err2 := f.Stat()
-	if err1 != nil || err2 != nil || !os.SameFile(now, held) || !now.ModTime().Equal(it.used) {
+	if err1 != nil || err2 != nil || !os.SameFile(now, held) || !os.SameFile(now, it.seen) || !now.ModTime().Equal(it.used) {
 		return false
 	}
 	if !o.DryRun {

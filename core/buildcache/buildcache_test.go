@@ -1,6 +1,7 @@
 package buildcache_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -89,6 +90,50 @@ func TestCollect(t *testing.T) {
 	there(t, dir, "aaaaa", "ccccc")
 	collect(t, dir, buildcache.Options{Max: 0})
 	there(t, dir)
+}
+
+// One that is used between the look at it and its removal stays, as does one
+// that another has taken the name of; at the end of its time to the instant, an
+// entry goes.
+func TestUsedMeanwhile(t *testing.T) {
+	dir := t.TempDir()
+	path := entry(t, dir, name("a"), 1, 90*day)
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := fi.ModTime().Add(day)
+	o := buildcache.Options{Retention: day, Max: -1}
+	for what, change := range map[string]func() error{
+		"used": func() error { return buildcache.Touch(dir, name("a")) },
+		"another": func() error {
+			return errors.Join(os.Rename(path, filepath.Join(dir, name("b"))), os.Mkdir(path, 0o700), os.Chtimes(path, fi.ModTime(), fi.ModTime()))
+		},
+	} {
+		o.Now = func() time.Time {
+			if err := change(); err != nil {
+				t.Errorf("%s: %v", what, err)
+			}
+			return at
+		}
+		if r := collect(t, dir, o); len(r.Entries) != 0 || len(r.Kept) != 0 && what == "used" {
+			t.Errorf("%s: %+v", what, r)
+		}
+		os.RemoveAll(filepath.Join(dir, name("b")))
+		os.RemoveAll(path)
+		entry(t, dir, name("a"), 1, 90*day)
+		if err := os.Chtimes(path, fi.ModTime(), fi.ModTime()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Now = func() time.Time { return at.Add(-1) }
+	if r := collect(t, dir, o); len(r.Entries) != 0 {
+		t.Errorf("an instant before: %+v", r)
+	}
+	o.Now = func() time.Time { return at }
+	if r := collect(t, dir, o); !slices.Equal(r.Entries, []string{name("a")}) {
+		t.Errorf("at its time: %+v", r)
+	}
 }
 
 // What is held stays, and counts; what is no entry of ours is told.

@@ -92,8 +92,8 @@ func TestUsageWithoutANetworkAndAfterTheEnd(t *testing.T) {
 	}
 }
 
-// A lock that is handed over is held as long as the supervisor or its VMM lives,
-// each of which has it once.
+// A lock that is handed over is held as long as a supervisor of the job or a VMM
+// lives, each of which has it once.
 func TestHold(t *testing.T) {
 	base := t.TempDir()
 	dir := filepath.Join(base, "run-1")
@@ -109,7 +109,9 @@ func TestHold(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := launchOptions(dir, testSpec(base))
+	spec := testSpec(base)
+	spec.Services = []supervise.Service{shell(base, "web", "sleep 1000")}
+	o := launchOptions(dir, spec)
 	o.Hold = []*os.File{f}
 	c, err := supervise.Launch(ctxFor(t), o)
 	if err != nil {
@@ -136,6 +138,10 @@ func TestHold(t *testing.T) {
 	}
 	if holders(st.PID) != 1 || holders(st.VMMPID) != 1 {
 		t.Errorf("the supervisor has %d of it, its VMM %d", holders(st.PID), holders(st.VMMPID))
+	}
+	web, err := supervise.ReadState(supervise.ServiceDir(dir, "web"))
+	if err != nil || holders(web.PID) != 1 || holders(web.VMMPID) != 1 {
+		t.Errorf("a service's supervisor has %d of it, its VMM %d (%v)", holders(web.PID), holders(web.VMMPID), err)
 	}
 	unix.Kill(st.PID, unix.SIGKILL)
 	eventually(t, "the lock", func() bool {
