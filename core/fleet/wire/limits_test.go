@@ -45,6 +45,9 @@ func TestLimits(t *testing.T) {
 			t.Errorf("%s: %s, the reference has %s", name, v[0], v[1])
 		}
 	}
+	if wire.ExporterLabel != "EXPERIMENTAL-vk-fleet-node-auth" || wire.ChannelLen != 32 {
+		t.Errorf("%d bytes of the exporter %q", wire.ChannelLen, wire.ExporterLabel)
+	}
 	if wire.SessionPath != "/v1/node" || wire.EnrollPath != "/v1/enroll" {
 		t.Errorf("paths %s, %s", wire.SessionPath, wire.EnrollPath)
 	}
