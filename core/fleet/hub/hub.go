@@ -124,6 +124,8 @@ type Live struct {
 	beat atomic.Pointer[Heartbeat]
 	seen atomic.Int64 // Unix milliseconds of the last sign of life
 	up   atomic.Pointer[Session]
+
+	inventory time.Time // when one was stored last; the writer's alone
 }
 
 // Beat is the latest heartbeat, nil for none.

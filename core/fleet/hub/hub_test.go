@@ -480,6 +480,31 @@ func TestWriteRate(t *testing.T) {
 	})
 }
 
+// TestInventoryRate: a node's inventory is made durable at most once a heartbeat,
+// however often it changes, and the last one is stored.
+func TestInventoryRate(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		i := hubtest.Enroll(t, b.Hub, "ci-1")
+		c, _ := b.connect(i, ready(nil))
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		_, durable := b.store.Counts()
+		for s := range 600 {
+			b.send(c, &wire.Inventory{Hostname: "ci-1", CPUs: 1 + s})
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		_, nd := b.store.Counts()
+		if n := nd - durable; n < 12 || n > 65/5+2 {
+			t.Errorf("%d durable batches in 65 s, at most one each 5 s is wanted, and one a minute", n)
+		}
+		if v := b.node(i).Inventory; v == nil || v.CPUs != 600 {
+			t.Errorf("the last inventory: %+v", v)
+		}
+	})
+}
+
 func TestHostileNode(t *testing.T) {
 	bubble(t, func(t *testing.T, b *bench) {
 		for what, data := range map[string]string{

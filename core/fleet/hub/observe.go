@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"virtkit/core/fleet/wire"
 )
@@ -55,6 +56,17 @@ func (h *Hub) flushChange(durable bool) *change {
 				t.event(id, "workloads", "")
 			}
 			if p.inventory != nil && !reflect.DeepEqual(p.inventory, n.Inventory) {
+				// It costs an fsync: of one node once a heartbeat at most, which is
+				// every other flush, or with one that costs it anyway.
+				if !durable && time.Since(n.Live.inventory) < h.o.Heartbeat*3/4 {
+					h.later(id, func(q *pending) {
+						if q.inventory == nil { // none that came since
+							q.inventory = p.inventory
+						}
+					})
+					continue
+				}
+				n.Live.inventory = time.Now()
 				r := *n.Record
 				r.Inventory = p.inventory
 				if p.inventory.Hostname != "" {
