@@ -155,6 +155,9 @@ func TestConflictOfAQuarantine(t *testing.T) {
 		if got, _ := b.store.Command(t.Context(), rel.ID); got.Outcome != wire.Failed || !strings.Contains(got.Message, "withdrawn") {
 			t.Errorf("the release is %+v", got)
 		}
+		if got := b.events(i); !strings.Contains(got, "uid 0: recovery: adopted: the desired state is the same") || !strings.Contains(got, "uid 0: command withdrawn: release "+rel.ID) {
+			t.Errorf("audit:\n%s", got)
+		}
 		b.quiet(c) // no release, and the desired state is the same
 		c.Close()
 		synctest.Wait()
