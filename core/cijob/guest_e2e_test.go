@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"virtkit/core/fleet/jobdir"
 	"virtkit/e2e/host"
 )
@@ -143,5 +145,26 @@ func TestInGuests(t *testing.T) {
 	defer stop()
 	if l := h.Left(left); len(l) > 0 {
 		t.Errorf("left: %v", l)
+	}
+}
+
+// cutShort: gitlab-runner counts all that is in a trace towards the limit, and so
+// what an executor says of itself: in a guest the same bytes hold less of the
+// job's own output, and are as many.
+func cutShort(t *testing.T, theirs, ours map[string][]string, out string) {
+	const whole = 4096 + 119 // the limit and what is said of it (vectors/README.md 6.14)
+	if len(out) != whole {
+		t.Errorf("%d bytes, recorded are %d", len(out), whole)
+	}
+	if d := cmp.Diff(theirs["all"], ours["all"]); d != "" {
+		t.Errorf("what is said of the limit (-recorded +ours):\n%s", d)
+	}
+	a, b := theirs["O"], ours["O"]
+	last := len(b) - 1
+	if last < 20 || last >= len(a) {
+		t.Fatalf("%d lines, recorded are %d", len(b), len(a))
+	}
+	if d := cmp.Diff(a[:last], b[:last]); d != "" || !strings.HasPrefix(a[last], b[last]) {
+		t.Errorf("the lines before the cut (-recorded +ours):\n%s\nand the cut one is %q of %q", d, b[last], a[last])
 	}
 }

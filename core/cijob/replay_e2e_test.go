@@ -344,6 +344,8 @@ type special struct {
 	// clock is the driver's own, and this is the job's timeout in seconds, in place
 	// of one that is too short for a guest to boot in.
 	inGuest int64
+	// guest compares in place of the whole, in a guest.
+	guest func(t *testing.T, theirs, ours map[string][]string, out string)
 }
 
 func waitFor(d *jobdir.Dir, text string) bool {
@@ -393,7 +395,7 @@ var specials = map[string]special{
 	// Its xtrace is not in the copy: it is of gitlab-runner's own scripts.
 	"debug-trace": {ours: without(stamp + "01E")},
 	// Where it is cut depends on how long the program's name is.
-	"output-limit": {prepare: func(_ *scene, j *job.CiJob) { j.Trace.LimitBytes = 4096 }, edit: lastLine, ours: lastLine},
+	"output-limit": {prepare: func(_ *scene, j *job.CiJob) { j.Trace.LimitBytes = 4096 }, edit: lastLine, ours: lastLine, guest: cutShort},
 	// The recording's executor removes the repository's configuration with each
 	// job, and with it what tells a fresh one.
 	"custom-git-strategies": {edit: without("Created fresh repository"), ours: without("Created fresh repository")},
@@ -512,6 +514,11 @@ func (s *scene) compare(name string, nth int, r recordedJob, sp special) {
 	theirs = strings.ReplaceAll(theirs, recordedLimit, fmt.Sprintf("took longer than %ds", j.TimeoutSecs))
 	if s.drive != nil {
 		theirs = strings.ReplaceAll(theirs, "Running on vm via peer-host...", "Running on vm...") // the recording's executor named a host
+	}
+	if s.drive != nil && sp.guest != nil {
+		sp.guest(t, apart(theirs), apart(ours), out)
+		s.compareEnd(nth, r, sp, res)
+		return
 	}
 	if sp.edit != nil {
 		theirs = sp.edit(theirs)

@@ -42,7 +42,11 @@ func TestRecordedJobs(t *testing.T) {
 }
 
 // up brings a fleet up, or says what this host lacks.
-func up(t *testing.T) *fleetup.Fleet {
+func up(t *testing.T) *fleetup.Fleet { t.Helper(); return upWith(t, "", nil) }
+
+// upWith is up with more of a node's configuration, which comes before the rest,
+// and options that edit has the last word on; nil = none.
+func upWith(t *testing.T, conf string, edit func(*fleetup.Options)) *fleetup.Fleet {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs guests, which -short leaves out")
@@ -71,7 +75,11 @@ func up(t *testing.T) *fleetup.Fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { log.Close() })
-	f, err := fleetup.Up(ctx, fleetup.Options{VK: h.VK, StateDir: h.Base, Dir: dir, Log: io.MultiWriter(t.Output(), log), Mem: "512M", NodeConfig: "[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n"})
+	o := fleetup.Options{VK: h.VK, StateDir: h.Base, Dir: dir, Log: io.MultiWriter(t.Output(), log), Mem: "512M", NodeConfig: "[vmm]\nboot_timeout_secs = 360\n" + conf + "[executor.vm]\ncpus = 1\nmem = \"512M\"\n"}
+	if edit != nil {
+		edit(&o)
+	}
+	f, err := fleetup.Up(ctx, o)
 	if err != nil {
 		t.Fatal(err)
 	}

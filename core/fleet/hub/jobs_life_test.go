@@ -406,6 +406,15 @@ func TestEndJob(t *testing.T) {
 		if err != nil || j.State != dispatch.Finished || j.Outcome() != "canceled" {
 			t.Fatalf("%+v, %v", j, err)
 		}
+		if j.Cancel != wire.CancelImmediate || j.Result == nil || !strings.Contains(j.Result.Message, "ended by an operator") {
+			t.Errorf("how it ended: %q, %+v", j.Cancel, j.Result)
+		}
+		lines, _ := f.store.Audit(t.Context(), hub.AuditQuery{Limit: 100})
+		if !slices.ContainsFunc(lines, func(l hub.AuditLine) bool {
+			return l.Event == "job ended by force" && l.Actor == "uid 0" && l.Node == n.ID && strings.Contains(l.Detail, id)
+		}) {
+			t.Errorf("the audit log does not say who ended it: %+v", lines)
+		}
 		if again, err := f.EndJob(t.Context(), "uid 0", j); err != nil || again.Revision != j.Revision {
 			t.Errorf("ended again: %+v, %v", again, err)
 		}
