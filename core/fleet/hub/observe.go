@@ -1,6 +1,7 @@
 package hub
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
@@ -30,6 +31,19 @@ func (h *Hub) later(node string, f func(*pending)) {
 	f(p)
 }
 
+// again takes back what could not be stored, behind what came since: a node does
+// not say again what has not changed.
+func (h *Hub) again(dirty map[string]*pending) {
+	h.sessMu.Lock()
+	defer h.sessMu.Unlock()
+	for id, p := range dirty {
+		if q := h.dirty[id]; q != nil {
+			p = &pending{p.beat || q.beat, cmp.Or(q.workloads, p.workloads), cmp.Or(q.inventory, p.inventory)}
+		}
+		h.dirty[id] = p
+	}
+}
+
 // flushChange stores what is held back: all nodes' latest heartbeats and lists
 // in one batch, without an fsync unless durable or an inventory is in it.
 func (h *Hub) flushChange(durable bool) *change {
@@ -38,6 +52,7 @@ func (h *Hub) flushChange(durable bool) *change {
 		dirty := h.dirty
 		h.dirty = make(map[string]*pending, len(dirty))
 		h.sessMu.Unlock()
+		t.undo = append(t.undo, func() { h.again(dirty) })
 		for id, p := range dirty {
 			n := t.s.Nodes[id]
 			if n == nil {

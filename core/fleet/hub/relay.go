@@ -479,6 +479,11 @@ func (t *tx) flushRelays() {
 		if !dirty {
 			continue
 		}
+		t.undo = append(t.undo, func() {
+			n.Live.mu.Lock()
+			defer n.Live.mu.Unlock()
+			n.Live.dirty = true
+		})
 		r := *n.Relay
 		r.Beat, r.States = n.Live.Now()
 		r.Seen = n.Live.Seen()
