@@ -54,6 +54,10 @@ type Node struct {
 	mu      sync.Mutex
 	seen    seen
 	changed chan struct{} // closed and replaced when seen changes
+
+	// retune, of capacity 1, has the steward look at the concurrency: the VMs are
+	// others than before.
+	retune chan struct{}
 }
 
 // seen is what the steward saw last, for the report.
@@ -114,7 +118,7 @@ func open(c Config, dir string) (*Node, error) {
 		c.Log = logx.Discard()
 	}
 	c.Log = c.Log.With(logx.Node, e.Node)
-	return &Node{Config: c, enrollment: e, incarnation: wire.NewID(), store: store, changed: make(chan struct{})}, nil
+	return &Node{Config: c, enrollment: e, incarnation: wire.NewID(), store: store, changed: make(chan struct{}), retune: make(chan struct{}, 1)}, nil
 }
 
 // Enrollment is what the node was enrolled as.
@@ -221,8 +225,9 @@ func (n *Node) sessions(ctx context.Context) error {
 func (n *Node) steward(ctx, run context.Context) {
 	tune := time.NewTicker(tuneTime)
 	defer tune.Stop()
-	raise := true // the first pass may set any number
-	tuned := wire.Policy{Ceiling: -1}
+	// The first pass may set any number; of the others, those of the half minute
+	// alone may raise it. What the node reports having changed lowers it at once.
+	raise, lower := true, false
 	for ctx.Err() == nil {
 		// Taken before the state is read: a change in between is not missed.
 		changed := n.store.Changed()
@@ -234,9 +239,9 @@ func (n *Node) steward(ctx, run context.Context) {
 		status := n.Runner.Status()
 		drain := n.watchDrain(ctx, st, status)
 		var pass *wire.Concurrency
-		if p := st.Policy(); raise || p.Ceiling != tuned.Ceiling {
-			c := n.Host.Concurrency(ctx, p.Ceiling, raise)
-			pass, tuned, raise = &c, p, false
+		if raise || lower {
+			c := n.Host.Concurrency(ctx, st.Policy().Ceiling, raise)
+			pass, raise, lower = &c, false, false
 		}
 		n.see(status, drain, pass)
 
@@ -247,7 +252,11 @@ func (n *Node) steward(ctx, run context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-changed:
+			lower = true
 		case <-n.Runner.Changed():
+			lower = true
+		case <-n.retune:
+			lower = true
 		case <-look:
 		case <-tune.C:
 			raise = true

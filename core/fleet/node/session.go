@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"virtkit/core/fleet/wire"
@@ -296,7 +297,14 @@ func (s *session) tell(ctx context.Context, r readings) error {
 		}
 	}
 	if r.seen {
+		same := slices.EqualFunc(s.vms, r.vms, func(a, b wire.Workload) bool { return a.ID == b.ID })
 		s.vms, s.omitted = r.vms, r.omitted
+		if !same {
+			select {
+			case s.n.retune <- struct{}{}:
+			default: // it is to look already
+			}
+		}
 		s.reported = true
 		if err := s.tellChanges(ctx); err != nil || s.version >= wire.VersionSteer {
 			return err

@@ -60,6 +60,7 @@ type Host struct {
 	drain     wire.Drain
 	drainErr  error
 	ceilings  []int
+	raises    []bool
 	hang      chan struct{}
 }
 
@@ -95,6 +96,13 @@ func (h *Host) Ceilings() []int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return append([]int(nil), h.ceilings...)
+}
+
+// Raises says of each pass so far whether it might raise the number.
+func (h *Host) Raises() []bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]bool(nil), h.raises...)
 }
 
 // Inventory is node.Host's.
@@ -134,10 +142,10 @@ func (h *Host) Drain(context.Context) (wire.Drain, error) {
 }
 
 // Concurrency is node.Host's: the ceiling is the number.
-func (h *Host) Concurrency(_ context.Context, hubCeiling int, _ bool) wire.Concurrency {
+func (h *Host) Concurrency(_ context.Context, hubCeiling int, raise bool) wire.Concurrency {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ceilings = append(h.ceilings, hubCeiling)
+	h.ceilings, h.raises = append(h.ceilings, hubCeiling), append(h.raises, raise)
 	return wire.Concurrency{Estimate: 8, HubCeiling: hubCeiling, Effective: min(8, max(hubCeiling, 1))}
 }
 
