@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,7 +106,7 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 		},
 		User: vm.User, Hostname: vm.Hostname, HostName: hostname,
 		BuildsDir: cf.Executor.BuildsDir, CacheDir: cf.Executor.CacheDir,
-		Upper: cf.VMM.Disk, Nested: vm.Nested, Reclaim: vm.Reclaim, Balloon: vm.Balloon, DAX: askedDAX(cf), Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
+		Upper: cf.VMM.Disk, Nested: vm.Nested, Shares: jobShares(cf), Reclaim: vm.Reclaim, Balloon: vm.Balloon, DAX: askedDAX(cf), Kernel: cf.VMM.Kernel, Accel: cf.VMM.Accel, Net: net,
 		CheckoutLayer: h.CheckoutLayer,
 		Egress:        h.EgressSettings(),
 		ServiceWait:   cf.Executor.ServicesTimeout, GuestServiceExec: cf.Executor.GuestServiceExec,
@@ -114,6 +115,15 @@ func gitlabSettings(h *wire.Host) runner.Settings {
 
 		RecordInterval: recordInterval(cf.Executor),
 	}
+}
+
+// jobShares are [executor.share], outer directories before those inside them.
+func jobShares(cf *conf.Config) []supervise.Share {
+	var out []supervise.Share
+	for _, at := range slices.Sorted(maps.Keys(cf.Executor.Share)) {
+		out = append(out, supervise.Share{Source: cf.Executor.Share[at], Target: at, ReadOnly: true})
+	}
+	return out
 }
 
 // askedDAX is a window that the configuration asks for by itself: the default

@@ -197,8 +197,8 @@ var table = []row{
 	{name: "executor.schedule.max_concurrency", kind: kInt, at: func(c *Config) any { return &c.Executor.Schedule.MaxConcurrency }, example: "8", min: 1, max: 10000, acted: true,
 		doc: "The most jobs at once that this host asks for. Not set: no ceiling."},
 
-	{name: "executor.share", kind: kTable, at: func(c *Config) any { return &c.Executor.Share }, example: `"/opt/sdk" = "/srv/sdk"`,
-		doc: "Guest path to host directory."},
+	{name: "executor.share", kind: kTable, at: func(c *Config) any { return &c.Executor.Share }, example: `"/opt/sdk" = "/srv/sdk"`, acted: true,
+		doc: "Guest path to host directory, shared by virtio-fs: such guests always boot, as no template has a share."},
 
 	{name: "build.cpus", kind: kInt, at: func(c *Config) any { return &c.Build.CPUs }, example: "4", min: 1, max: 1024,
 		doc: "Processors of one stage's guest. Not set: the host's, shared out among the stages running at once, 2 to 4 each."},

@@ -216,7 +216,7 @@ func TestWarnings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{`f:2: vmm.channel = "vsock" is not acted on yet`, "f:4: build.jobs is not acted on yet", "f:9: executor.share is not acted on yet"}
+	want := []string{`f:2: vmm.channel = "vsock" is not acted on yet`, "f:4: build.jobs is not acted on yet"}
 	if d := cmp.Diff(want, c.Warnings); d != "" {
 		t.Errorf("(-want +got)\n%s", d)
 	}

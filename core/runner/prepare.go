@@ -73,6 +73,7 @@ func (r *Runner) steps(j *job) []Step {
 			Undo: func(context.Context) error { return j.closeTree() }},
 		{Name: "image", Do: func(ctx context.Context) error { return r.resolveAll(ctx, j) }},
 		{Name: "tools", Do: func(ctx context.Context) error { return r.readyTools(ctx, j) }},
+		{Name: "shares", Do: func(context.Context) error { return r.checkShares() }},
 		{Name: "directory", Do: func(ctx context.Context) error { return r.reserve(ctx, j) },
 			Undo: func(ctx context.Context) error { return r.undoReserve(ctx, j) }},
 		{Name: "checkout", Do: func(ctx context.Context) error { return r.packSources(ctx, j) }},
@@ -334,6 +335,7 @@ func (r *Runner) specOf(j *job) supervise.Spec {
 	if j.tools != nil {
 		s.Disks = append(s.Disks, *j.tools)
 	}
+	s.Shares = r.Set.Shares
 	s.Checkout = r.checkoutOf(j)
 	s.Net.Egress = j.egress
 	if len(j.services.All) > 0 {

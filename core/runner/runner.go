@@ -152,13 +152,16 @@ type Settings struct {
 	CacheDir  string
 	Upper     int64 // bytes of the writable layer
 	Nested    bool
-	Reclaim   conf.Amount // of idle file cache: "auto", "off", or what stays
-	Balloon   bool        // the host gets back what a guest frees
-	DAX       string      // that is asked for and cannot be had; "" = not asked for
-	Kernel    string
-	Accel     string
-	Net       supervise.NetSpec
-	Egress    Egress
+	// Shares are directories of this host that the job's guest sees read-only
+	// ([executor.share]).
+	Shares  []supervise.Share
+	Reclaim conf.Amount // of idle file cache: "auto", "off", or what stays
+	Balloon bool        // the host gets back what a guest frees
+	DAX     string      // that is asked for and cannot be had; "" = not asked for
+	Kernel  string
+	Accel   string
+	Net     supervise.NetSpec
+	Egress  Egress
 	// ServiceWait is how long to wait for a service's ports; 0 = not at all.
 	ServiceWait      time.Duration
 	GuestServiceExec bool // jobs may run commands in their services
