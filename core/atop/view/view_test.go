@@ -1,6 +1,7 @@
 package view_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -183,6 +184,46 @@ func TestSizes(t *testing.T) {
 			}
 			p.Press(view.Right)
 			p.Press('a')
+		}
+	}
+}
+
+// The busiest disks are shown and the first interfaces that moved something; one
+// that did not is shown only when it stands first. The filter takes both cases of
+// a letter, the first and the last too.
+func TestDevicesAndCases(t *testing.T) {
+	s := sample(0)
+	s.DSK = []atop.Disk{{Name: "vda", BusyMS: 1}, {Name: "vdb", BusyMS: 9}, {Name: "vdc", BusyMS: 5}, {Name: "vdd", BusyMS: 7}}
+	s.NET = []atop.Interface{{Name: "lo", RPack: 9}}
+	for i, pack := range []int64{1, 0, 1, 1, 1} {
+		s.NET = append(s.NET, atop.Interface{Name: fmt.Sprintf("eth%d", i), RPack: pack})
+	}
+	s.Procs = append(s.Procs, atop.Proc{PID: 900, Name: "AZ", Cmdline: "AZ@[ x", State: 'S', Hertz: 100})
+	path := filepath.Join(t.TempDir(), atop.LogFile)
+	if err := os.WriteFile(path, atop.AppendSample(nil, s), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := panel(t, path, false)
+	shown := func() string {
+		var out []string
+		for l := range strings.Lines(press(p)) {
+			if f := strings.Fields(l); len(f) > 1 && (f[0] == "disk" || f[0] == "net") {
+				out = append(out, f[1])
+			}
+		}
+		return strings.Join(out, " ")
+	}
+	if got := shown(); got != "vdb vdd vdc eth0 eth2 eth3" {
+		t.Errorf("shown are %s", got)
+	}
+	for _, filter := range []string{"az@[", "AZ", "aZ@", "@[ x"} {
+		q := panel(t, path, false)
+		q.Press('/')
+		for _, c := range filter {
+			q.Press(view.Key(c))
+		}
+		if text := press(q, view.Enter); !strings.Contains(text, "AZ@[") || strings.Contains(text, "kthreadd") {
+			t.Errorf("filter %q:\n%s", filter, text)
 		}
 	}
 }
