@@ -3,6 +3,7 @@ package cijob
 import (
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 
 	"virtkit/core/execdrv"
@@ -29,7 +30,10 @@ type sources struct {
 func stageSources(s *script, src sources, o scriptOptions) {
 	s.line("rm -f %s", q(s.p.cloneFile()))
 	s.export()
-	s.line("export GIT_TERMINAL_PROMPT=0 GCM_INTERACTIVE=Never GIT_LFS_SKIP_SMUDGE=1")
+	s.line("export GIT_TERMINAL_PROMPT=0 GCM_INTERACTIVE=Never")
+	if !s.v.noLFS() {
+		s.line("export GIT_LFS_SKIP_SMUDGE=1") // all at once, behind the checkout
+	}
 	s.hooks(src, job.PreGetSources, o)
 	s.line("touch %s", q(s.p.cloneFile()))
 	switch src.Strategy {
@@ -193,6 +197,12 @@ func serverOf(repo string) string {
 	return u.Scheme + "://" + u.Host
 }
 
+// noLFS says whether the job wants none of its LFS files.
+func (v variables) noLFS() bool {
+	no, _ := strconv.ParseBool(v.value("GIT_LFS_SKIP_SMUDGE"))
+	return no
+}
+
 func (s *script) checkout(src sources) {
 	sha := src.j.Sources.SHA
 	s.notice("Checking out %.8s as detached HEAD (ref is %s)...", sha, src.j.Sources.Ref)
@@ -200,7 +210,9 @@ func (s *script) checkout(src sources) {
 	if c := src.clean(); c != "" {
 		s.line("%s", c)
 	}
-	s.line("if git lfs version >/dev/null 2>&1; then git lfs pull; echo; fi") // where the image or the node's tools have it
+	if !s.v.noLFS() {
+		s.line("if git lfs version >/dev/null 2>&1; then git lfs pull; echo; fi") // where the image or the node's tools have it
+	}
 }
 
 // clean is the command that removes what is not the repository's; "" = none.
@@ -268,6 +280,9 @@ func (s *script) submodules(src sources) {
 	clean()
 	s.notice("Configuring submodules to use parent git credentials...")
 	s.line("git submodule foreach --recursive %s", q("git config --replace-all include.path "+q(s.p.gitConfig())))
+	if s.v.noLFS() {
+		return
+	}
 	s.line("if git lfs version >/dev/null 2>&1; then")
 	s.notice("Pulling LFS files...")
 	s.line("git -c include.path=%s submodule foreach%s 'git lfs pull'", q(s.p.gitConfig()), deep)
