@@ -230,8 +230,11 @@ func (r *Runner) sourcesScript(c *execdrv.Call, rec Record, script io.Reader) (i
 		}
 		fmt.Fprintf(&b, "(umask 077; printf '%%s' %s > %s)\n", q(conf), q(gitConfigOf(project)))
 	}
-	b.WriteString("if git lfs version >/dev/null 2>&1; then git lfs pull; echo; fi\n")
-	if strings.Contains(string(told), checkout.SubmodulesTold) {
+	without, _ := strconv.ParseBool(c.Var("GIT_LFS_SKIP_SMUDGE"))
+	if on, err := strconv.ParseBool(c.Var("GIT_CHECKOUT")); !without && (on || err != nil) {
+		b.WriteString("if git lfs version >/dev/null 2>&1; then git lfs pull; echo; fi\n")
+	}
+	if !without && strings.Contains(string(told), checkout.SubmodulesTold) {
 		fmt.Fprintf(&b, "if git lfs version >/dev/null 2>&1; then printf '%%s\\n' %s; git submodule foreach --recursive 'git lfs pull'; fi\n", q("\x1b[32;1mPulling LFS files...\x1b[0;m"))
 	}
 	writeLines(&b, after)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -189,6 +190,60 @@ func TestSourcesStage(t *testing.T) {
 		t.Errorf("others may read the token: %v %v", fi, err)
 	}
 	w.wantTrace("pre_get_sources_script and post_get_sources_script of the runner's own configuration do not run")
+}
+
+// TestLFSOfHostSources: the guest pulls the LFS files of a tree that the host
+// fetched, unless the job wants none, or no tree.
+func TestLFSOfHostSources(t *testing.T) {
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "git"), []byte("#!/bin/sh\n[ \"$2\" = version ] || echo \"asked: $*\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		told, variable, want string
+	}{
+		{"fetched\n", "", "asked: lfs pull\n\n"},
+		{"fetched\n", "GIT_LFS_SKIP_SMUDGE=maybe", "asked: lfs pull\n\n"},
+		{"fetched\n", "GIT_LFS_SKIP_SMUDGE=1", ""},
+		{"fetched\n", "GIT_CHECKOUT=false", ""},
+		{checkout.SubmodulesTold + "\n", "", "asked: lfs pull\n\n\x1b[32;1mPulling LFS files...\x1b[0;m\nasked: submodule foreach --recursive git lfs pull\n"},
+		{checkout.SubmodulesTold + "\n", "GIT_LFS_SKIP_SMUDGE=true", ""},
+	} {
+		w := newWorld(t)
+		project := filepath.Join(t.TempDir(), "web")
+		if err := os.MkdirAll(project, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		w.response(sourcesResponse + "}")
+		w.prepare()
+		dir := w.host.Dir(w.id())
+		rec, err := runner.ReadRecord(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rec.HostSources = true
+		if err := errors.Join(runner.WriteRecord(dir, rec), os.WriteFile(filepath.Join(dir, "sources.log"), []byte(c.told), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		w.host.Shell = func(ctx context.Context, _ guestwire.ExecRequest, script string, out, errw io.Writer, _ <-chan guestwire.ExecControl) (guestwire.ExecEvent, error) {
+			cmd := exec.CommandContext(ctx, "/bin/sh")
+			cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.Env = strings.NewReader(script), out, errw, []string{"PATH=" + bin + ":/usr/bin:/bin"}
+			err := cmd.Run()
+			return guestwire.ExecEvent{Exited: true, Code: cmd.ProcessState.ExitCode()}, ignoreExit(err)
+		}
+		script := filepath.Join(t.TempDir(), "script")
+		if err := os.WriteFile(script, nil, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		vars := []string{"CUSTOM_ENV_CI_PROJECT_DIR=" + project}
+		if c.variable != "" {
+			vars = append(vars, "CUSTOM_ENV_"+c.variable)
+		}
+		var out, errs bytes.Buffer
+		if code, err := w.run.Run(t.Context(), w.call(vars...), script, "get_sources", runner.Stdio{Out: &out, Err: &errs}, nil); err != nil || code != 0 || out.String() != c.told+c.want {
+			t.Errorf("%s: %d, %v\n%q\nwant\n%q\n%s", c.variable, code, err, out.String(), c.told+c.want, errs.String())
+		}
+	}
 }
 
 func ignoreExit(err error) error {
