@@ -173,7 +173,7 @@ func (c *chaos) nothingLeft() {
 // kept are the files that a fleet at rest has, below its directory.
 var kept = regexp.MustCompile(`^(config\.toml|gitlab\.toml|hub\.toml|runner\.token|web\.tar|stand-in-vk|hub/(admin\.sock|hub\.sqlite(\.lock)?)|` +
 	`relay/(demo\.json|lock|system_id|hub/(enrollment\.json|key\.pk8))|node/node/(enrollment\.json|key|lock|state\.json)|node/(boot|images|kernels|vmm|templates)(/.*)?|` +
-	`node/jobs/\.(lock|sweep)|node/local/chaos-web/(bundle\.json|root\.ext4)|` +
+	`node/(checkouts|mirrors)/.*|node/jobs/\.(lock|sweep)|node/local/chaos-web/(bundle\.json|root\.ext4)|` +
 	`node/admit/(\.lock|\d+(-[0-9a-f]{8})?|reservation-[0-9a-f]+)|` + // claims that nobody holds; the next admission removes them
 	`node/(history|sites)/(\.lock|42-group-project/job-[0-9a-f]+(\.json)?)|node/egress/\d+-group-project-[0-9a-f]+\.json|node/atop/(\.swept|\d{4}-\d\d-\d\d/.*))$`)
 

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -150,6 +151,9 @@ func (c *chaos) pipeline(r *rand.Rand, j *chaosJob) more {
 		return m
 	}
 	m.variables = append(m.variables, v("GIT_STRATEGY", []string{"clone", "fetch"}[r.IntN(2)]), v("GET_SOURCES_ATTEMPTS", fmt.Sprint(1+r.IntN(3))), v("ARTIFACT_DOWNLOAD_ATTEMPTS", fmt.Sprint(1+r.IntN(3))))
+	if r.IntN(3) == 0 { // a host that fetches sources leaves those to the guest
+		m.variables = append(m.variables, v("GIT_SUBMODULE_STRATEGY", "normal"), v("GIT_SUBMODULE_UPDATE_FLAGS", "--remote"))
+	}
 	m.script = append(m.script, fmt.Sprintf("test \"$(git rev-parse HEAD)\" = %s && git fsck --no-progress >/dev/null && git diff --quiet HEAD && test \"$(find src -type f | wc -l)\" = 60 || exit %d", c.sha, exitWrong))
 	if j.stage == "" {
 		return m
@@ -171,6 +175,45 @@ func (c *chaos) pipeline(r *rand.Rand, j *chaosJob) more {
 		m.script = append(m.script, fmt.Sprintf("{ exec 3<>/dev/tcp/web/80 && printf 'GET / HTTP/1.0\\r\\n\\r\\n' >&3 && grep -q hello <&3; } || exit %d", exitNoService))
 	}
 	return m
+}
+
+// checkouts looks at what the node's host has of the jobs' sources: no
+// credential, and in all the jobs that came to their end some that began with it.
+func (c *chaos) checkouts() {
+	if !c.guests {
+		return
+	}
+	onHost, inGuest := 0, 0
+	for _, j := range c.jobs {
+		got, _ := c.f.GitLab.Job(j.id)
+		switch trace := string(got.Trace); {
+		case strings.Contains(trace, " on the host in "):
+			onHost++
+		case strings.Contains(trace, "virtkit: the sources are cloned in the guest"):
+			inGuest++
+		}
+	}
+	c.t.Logf("sources: %d jobs had them from the host, %d cloned in the guest", onHost, inGuest)
+	if onHost == 0 && inGuest > 0 {
+		c.t.Error("no job had its sources from the host")
+	}
+	for _, dir := range []string{"checkouts", "mirrors"} {
+		err := filepath.WalkDir(filepath.Join(c.state, dir), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return err
+			}
+			b, err := os.ReadFile(path)
+			for _, j := range c.jobs {
+				if bytes.Contains(b, []byte(j.token)) || bytes.Contains(b, []byte(j.secret)) {
+					c.t.Errorf("%s has a secret of job %d", path, j.id)
+				}
+			}
+			return err
+		})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			c.t.Error(err)
+		}
+	}
 }
 
 // transfers says whether a job moves something that a mishap can keep it from.

@@ -117,6 +117,7 @@ func TestChaos(t *testing.T) {
 	if !t.Failed() {
 		c.judge()
 		c.caches()
+		c.checkouts()
 		c.nothingLeft()
 	}
 }
@@ -165,7 +166,7 @@ func newChaos(t *testing.T, seed uint64) *chaos {
 		o.VK, o.StateDir = h.VK, h.Base
 		c.cache = newChaosRegistry(t, filepath.Join(dir, "cache"))
 		c.links["registry"] = c.cache.link
-		o.NodeConfig = "[executor.schedule]\nmax_concurrency = 3\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n[registry]\nrepo = \"" + c.cache.link.addr() + "/chaos\"\n"
+		o.NodeConfig = "[executor]\nhost_checkout = true\n[executor.schedule]\nmax_concurrency = 3\n[vmm]\nboot_timeout_secs = 360\n[executor.vm]\ncpus = 1\nmem = \"512M\"\n[registry]\nrepo = \"" + c.cache.link.addr() + "/chaos\"\n"
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
