@@ -163,13 +163,13 @@ func TestReturnAddress(t *testing.T) {
 	startHub(t, "default_role = \"viewer\"")
 	n := newProfile(t, "").tab()
 	n.shows("a plain path", n.signIn("/jobs?before=100", "bob"), origin()+"/jobs?before=100", http.StatusOK, "build-99")
-	for _, to := range []string{"//evil.test", "///evil.test", `/\evil.test`, `\\evil.test`, `\/evil.test`, "https:evil", "https:evil.test", "https://evil.test/", "/\t/evil.test", "\t//evil.test", "/\n/evil.test",
-		"/%2Fevil.test", "/%5Cevil.test", "/%09/evil.test", "//evil%2Etest", "/.//evil.test", "/jobs/..//evil.test", "//[::1]/", "javascript:alert(1)", "/@evil.test", "/\u2215evil.test", "/logout", "/auth/login", "/login?t=x"} {
+	// A browser's reading of some; the unit tests have many more.
+	for _, to := range []string{"//evil.test", `/\evil.test`, `\\evil.test`, "https:evil", "https://evil.test/", "/\t/evil.test", "/%5Cevil.test", "/%09/evil.test", "/jobs/..//evil.test", "javascript:alert(1)", "/auth/login"} {
 		n.shows(fmt.Sprintf("to=%q", to), n.open(origin()+"/auth/login?to="+url.QueryEscape(to)), origin()+"/", http.StatusOK, "Nodes")
 	}
 	// What a browser asks for itself: the button leads to a plain path.
 	m := newProfile(t, "").tab()
-	for _, path := range []string{"//evil.test/", "/%5Cevil.test", "/%2F%2Fevil.test", "/jobs/%2e%2e/%2e%2e//evil.test", "/;//evil.test"} {
+	for _, path := range []string{"//evil.test/", "/%5Cevil.test", "/jobs/%2e%2e/%2e%2e//evil.test"} {
 		m.open(origin() + path)
 		m.press("#sign-in")
 		s := m.open(origin() + "/") // away again
