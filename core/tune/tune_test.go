@@ -63,6 +63,14 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// Without a budget the line says so, and what holds the number.
+func TestLineWithoutABudget(t *testing.T) {
+	d, ok := tune.Decide(tune.Input{Running: 3, Total: 32768, Available: 1024, Ceilings: []int{0, 7, 5}})
+	if want := "virtkit: runner concurrency 5 (estimate none, ceiling 5); no memory budget, 3 job(s), 1024 of 32768 MiB host memory available"; !ok || d.Line() != want {
+		t.Errorf("%s\nwant\n%s", d.Line(), want)
+	}
+}
+
 // TestDecideHolds: whatever the input, the number is at least 1, within the
 // ceilings, and at most one above the last one.
 func TestDecideHolds(t *testing.T) {
@@ -400,6 +408,34 @@ func TestControlReloads(t *testing.T) {
 	line, err := s.control()
 	if err == nil || !strings.Contains(err.Error(), "no such runner") || s.concurrent() != 8 || line == "" {
 		t.Errorf("%q, %v, concurrent %d", line, err, s.concurrent())
+	}
+	// What it says is told in part, however much that is.
+	s.now = s.now.Add(time.Hour)
+	s.ask(7)
+	s.more = "reload_command = [\"sh\", \"-c\", \"head -c 100000 /dev/zero | tr '\\\\0' x; exit 1\"]\n"
+	if _, err := s.control(); err == nil || !strings.Contains(err.Error(), "xxxx") || len(err.Error()) > 1000 {
+		t.Errorf("of a talkative command: %.2000v", err)
+	}
+}
+
+// The file keeps its group when that alone is another's, as its owner.
+func TestGroupStays(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to give a file to a group")
+	}
+	for _, who := range [][2]int{{0, 12345}, {12345, 0}, {12345, 54321}} {
+		s := newSite(t)
+		if err := os.Chown(s.config, who[0], who[1]); err != nil {
+			t.Fatal(err)
+		}
+		s.ask(9)
+		s.is(9, "4 → 9")
+		for _, p := range []string{s.config, s.config + tune.OrigSuffix} {
+			var st syscall.Stat_t
+			if err := syscall.Stat(p, &st); err != nil || int(st.Uid) != who[0] || int(st.Gid) != who[1] || st.Mode&0o777 != 0o640 {
+				t.Errorf("%s of %v is %d:%d, mode %o, %v", filepath.Base(p), who, st.Uid, st.Gid, st.Mode, err)
+			}
+		}
 	}
 }
 
