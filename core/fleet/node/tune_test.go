@@ -38,6 +38,11 @@ func TestTunes(t *testing.T) {
 		if got := since(time.Second); len(got) == 0 || slices.Contains(got, true) {
 			t.Errorf("acquisition stopped: %v", got)
 		}
+		r.host.SetDrain(wire.Drain{RunnerExited: true, Jobs: 1}, nil)
+		l.Say(cmd(wire.OpDrain))
+		if got := since(5 * time.Second); len(got) == 0 || len(got) > 2 || slices.Contains(got, true) {
+			t.Errorf("draining, which is looked at each second: %v", got)
+		}
 		l.Say(cmd(wire.OpQuarantine))
 		if got := since(time.Second); len(got) == 0 || slices.Contains(got, true) {
 			t.Errorf("quarantined: %v", got)
