@@ -51,9 +51,11 @@ func TestAudited(t *testing.T) {
 			b.send(c, &wire.Ack{Command: cmd.ID, Outcome: wire.Accepted})
 			next[*wire.Recorded](b, c)
 		}
-		st2 := *st
-		st2.Node = wire.Drained
-		b.send(c, &wire.Report{State: &st2})
+		st2, update := *st, wire.NewID()
+		st2.Node, st2.Update = wire.Drained, &wire.Progress{Command: update, Phase: "downloading", Target: strings.Repeat("ab", 32)}
+		for range 2 {
+			b.send(c, &wire.Report{State: &st2})
+		}
 		for range 2 {
 			b.send(c, &wire.Ack{Command: cmd.ID, Outcome: wire.Done, Message: "all three hold"})
 			next[*wire.Recorded](b, c)
@@ -100,6 +102,7 @@ func TestAudited(t *testing.T) {
 			"node|node|cannot comply|the runner may still take jobs",
 			"node|node|command accepted|drain DRAIN",
 			"node|node|state drained",
+			"node|node|update downloading|" + strings.Repeat("ab", 32),
 			"node|node|command done|drain DRAIN all three hold",
 			"node|uid 8|command issued|undrain UNDRAIN",
 			"node|hub|command expired|undrain UNDRAIN was never answered",
@@ -108,5 +111,36 @@ func TestAudited(t *testing.T) {
 		if strings.Join(got, "\n") != strings.Join(want, "\n") {
 			t.Errorf("the audit log:\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
+	})
+}
+
+// TestNothingBeforeTheReport: in each of its sessions a node is sent neither its
+// desired state nor a command before it has reported, though the hub knows its
+// state from before.
+func TestNothingBeforeTheReport(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		i := hubtest.Enroll(t, b.Hub, "ci-1")
+		c, _ := b.connect(i, ready(nil))
+		c.C.CloseNow()
+		synctest.Wait()
+		if _, err := b.SetPolicy(t.Context(), "uid 0", i.ID, hub.PolicyChange{Ceiling: ptr(4)}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Issue(t.Context(), "uid 0", i.ID, wire.OpDrain); err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := b.dial(i, wire.NewID(), wire.Spoken)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.quiet(c)
+		if _, err := b.Issue(t.Context(), "uid 0", i.ID, wire.OpUndrain); err != nil { // one that comes meanwhile
+			t.Fatal(err)
+		}
+		b.quiet(c)
+		b.send(c, &wire.Report{State: ready(nil)})
+		next[*wire.Desired](b, c)
+		next[*wire.Command](b, c)
+		next[*wire.Command](b, c)
 	})
 }

@@ -39,11 +39,21 @@ func TestTunes(t *testing.T) {
 			t.Errorf("acquisition stopped: %v", got)
 		}
 		r.host.SetDrain(wire.Drain{RunnerExited: true, Jobs: 1}, nil)
-		l.Say(cmd(wire.OpDrain))
+		say := func(op wire.Op, want wire.NodeState) {
+			t.Helper()
+			c := cmd(op)
+			c.Expires = time.Now().Unix() + 60
+			l.Say(c)
+			synctest.Wait()
+			if st := r.node.Store().State().Node; st != want {
+				t.Errorf("after %s it is %s", op, st)
+			}
+		}
+		say(wire.OpDrain, wire.Draining)
 		if got := since(5 * time.Second); len(got) == 0 || len(got) > 2 || slices.Contains(got, true) {
 			t.Errorf("draining, which is looked at each second: %v", got)
 		}
-		l.Say(cmd(wire.OpQuarantine))
+		say(wire.OpQuarantine, wire.Quarantined)
 		if got := since(time.Second); len(got) == 0 || slices.Contains(got, true) {
 			t.Errorf("quarantined: %v", got)
 		}
