@@ -144,3 +144,31 @@ func TestNothingBeforeTheReport(t *testing.T) {
 		next[*wire.Command](b, c)
 	})
 }
+
+// TestLongDrain: a command that its node has taken stays open for as long as it
+// takes, past the time after which one that was never answered is settled.
+func TestLongDrain(t *testing.T) {
+	bubble(t, func(t *testing.T, b *bench) {
+		i := hubtest.Enroll(t, b.Hub, "ci-1")
+		c, _ := b.connect(i, ready(nil))
+		cmd, err := b.Issue(t.Context(), "uid 0", i.ID, wire.OpDrain)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next[*wire.Command](b, c)
+		b.send(c, &wire.Ack{Command: cmd.ID, Outcome: wire.Accepted})
+		next[*wire.Recorded](b, c)
+		c.C.CloseNow()
+		b.later(40 * 24 * time.Hour)
+		if n := b.node(i); len(n.Open) != 1 || n.Open[0].Outcome != wire.Accepted {
+			t.Errorf("after 40 days it has %+v", n.Open)
+		}
+		c, _ = b.connect(i, ready(nil))
+		next[*wire.Command](b, c) // once a session, until it has ended
+		b.send(c, &wire.Ack{Command: cmd.ID, Outcome: wire.Done})
+		next[*wire.Recorded](b, c)
+		if n := b.node(i); len(n.Open) != 0 {
+			t.Errorf("done, it is open: %+v", n.Open[0])
+		}
+	})
+}
