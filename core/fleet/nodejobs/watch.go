@@ -29,7 +29,7 @@ func (j *Jobs) Run(ctx context.Context) error {
 	defer close(j.stop)
 	sweep := time.NewTicker(sweepTime)
 	defer sweep.Stop()
-	j.sweep()
+	j.sweep(time.Time{})
 	for {
 		next := j.look(inner)
 		var timer <-chan time.Time
@@ -43,13 +43,18 @@ func (j *Jobs) Run(ctx context.Context) error {
 		case <-j.changed:
 		case <-timer:
 		case <-sweep.C:
-			j.sweep()
+			j.sweep(time.Now().Add(-sweepAge))
 		}
 	}
 }
 
-func (j *Jobs) sweep() {
-	removed, err := j.Journal.SweepOld(time.Now().Add(-sweepAge))
+// sweep removes what is left of jobs, unchanged since before; a zero time is
+// whenever: as the node starts, nobody makes or removes one.
+func (j *Jobs) sweep(before time.Time) {
+	if before.IsZero() {
+		before = time.Now().AddDate(1, 0, 0) // the clock may have been set back
+	}
+	removed, err := j.Journal.SweepOld(before)
 	if err != nil {
 		j.Log.Warn("what is left of old jobs cannot be removed", logx.Err, err)
 	}
