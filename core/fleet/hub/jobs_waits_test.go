@@ -162,3 +162,31 @@ func TestRequestIDLastsADay(t *testing.T) {
 		}
 	})
 }
+
+// TestUnfinishedJobsAreBounded: 4,096 jobs that have not finished are as many as
+// a hub takes, until one has.
+func TestUnfinishedJobsAreBounded(t *testing.T) {
+	inFleet(t, hub.JobOptions{}, func(t *testing.T, f *fleet) {
+		var first string
+		for n := range 4096 { // no node: they wait
+			v, e := f.submit(f.submission("", nil))
+			if e != nil {
+				t.Fatalf("job %d: %v", n+1, e)
+			}
+			if n == 0 {
+				first = v.ID
+			}
+		}
+		more := f.submission("", nil)
+		if _, e := f.submit(more); code(e) != "503 unavailable" {
+			t.Errorf("one more: %v", e)
+		}
+		if _, e := f.Cancel(t.Context(), f.relay, first, wire.CancelImmediate); e != nil {
+			t.Fatal(e)
+		}
+		synctest.Wait()
+		if _, e := f.submit(more); e != nil {
+			t.Errorf("one more after one has ended: %v", e)
+		}
+	})
+}
