@@ -82,7 +82,9 @@ func TestServeUI(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if err := web.ServeUI(t.Context(), l, nil, http.NotFoundHandler(), logx.Discard()); err == nil || !strings.Contains(err.Error(), "loopback") {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // it is refused at once
+	defer cancel()
+	if err := web.ServeUI(ctx, l, nil, http.NotFoundHandler(), logx.Discard()); err == nil || !strings.Contains(err.Error(), "loopback") {
 		t.Errorf("plain text on all addresses: %v", err)
 	}
 }

@@ -146,7 +146,11 @@ func TestSessionsOfOne(t *testing.T) {
 		if _, ok := b.Snapshot().UISessions[other.Hash]; !ok {
 			t.Error("another identity's session has ended too")
 		}
-		b.later(hub.SessionTTL)
+		b.ahead.Add(int64(hub.SessionTTL))
+		if _, ok := b.UISession(all[len(all)-1]); ok || len(b.Snapshot().UISessions) == 0 {
+			t.Errorf("after %v, before the hub forgets it: %v", hub.SessionTTL, ok)
+		}
+		b.later(0)
 		if _, ok := b.UISession(all[len(all)-1]); ok || len(b.Snapshot().UISessions) != 0 {
 			t.Errorf("after %v: %v, %d sessions", hub.SessionTTL, ok, len(b.Snapshot().UISessions))
 		}

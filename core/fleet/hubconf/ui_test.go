@@ -132,6 +132,9 @@ func TestClientSecret(t *testing.T) {
 	if err := os.Symlink("good", at("link")); err != nil {
 		t.Fatal(err)
 	}
+	if _, _, err := (&hubconf.OIDC{ClientSecretFile: at("link")}).Secret(); err == nil || !strings.Contains(err.Error(), "symbolic link") {
+		t.Errorf("a link: %v", err)
+	}
 	for _, name := range []string{"link", "none", "."} {
 		if _, _, err := (&hubconf.OIDC{ClientSecretFile: at(name)}).Secret(); fault.KindOf(err) != fault.Usage {
 			t.Errorf("%s: %v", name, err)
