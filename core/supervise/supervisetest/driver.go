@@ -56,7 +56,7 @@ type Driver struct {
 	SetupErrStage string
 	// Linked is what a guest with tools says that it has linked.
 	Linked []string
-	// DieAtBoot ends a guest so as soon as it runs; boots counts from 1.
+	// DieAtBoot ends a guest so before its agent answers; boots counts from 1.
 	DieAtBoot func(boot int) machine.Reason
 	// Sample makes the n-th sample of each boot, from 1. Nil: guests record
 	// nothing.
@@ -143,12 +143,15 @@ func (d *Driver) Boot(ctx context.Context, s machine.Spec) (machine.Machine, err
 	}
 	if boot > d.Stillborn {
 		fmt.Fprintf(s.Console, "[    0.000000] fake guest %s, boot %d\r\n%s", s.Name, boot, d.Words)
-		go g.agent.run(guest)
 	}
 	if d.DieAtBoot != nil {
 		if r := d.DieAtBoot(boot); r != "" {
 			go g.End(r, "as told")
+			return g, nil // its agent never answers: it would be ready first, now and then
 		}
+	}
+	if boot > d.Stillborn {
+		go g.agent.run(guest)
 	}
 	return g, nil
 }
