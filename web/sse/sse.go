@@ -127,12 +127,12 @@ func (s *Stream) id(n uint64) string { return s.Feed.Epoch() + "-" + strconv.For
 func (s *Stream) follow(r *http.Request, out *writer, at uint64) {
 	alive := time.NewTicker(or(s.Alive, Alive))
 	defer alive.Stop()
+	told := at
 	for out.err == nil {
 		list, more, err := s.Feed.After(at, pieces)
 		if errors.Is(err, hub.ErrMissed) {
 			return // it fell behind the ring
 		}
-		told := at
 		for i := range list {
 			at = list[i].N
 			if s.Keep == nil || s.Keep(&list[i].Event) {
@@ -141,6 +141,7 @@ func (s *Stream) follow(r *http.Request, out *writer, at uint64) {
 			}
 		}
 		if at-told >= pieces {
+			told = at
 			out.text("id: " + s.id(at) + "\n\n") // sets the last ID alone: what is not told need not be held
 		}
 		if out.flush(); len(list) > 0 || out.err != nil {
