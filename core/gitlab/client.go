@@ -41,7 +41,7 @@ type Client struct {
 // redirects are not followed, for they would carry a token elsewhere.
 func New(base, agent string, info Info, h *http.Client) (*Client, error) {
 	u, err := url.Parse(base)
-	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+	if err != nil || u.Hostname() == "" || u.Scheme != "https" && u.Scheme != "http" {
 		return nil, fmt.Errorf("GitLab's URL %q: expected http:// or https:// and a host", base)
 	}
 	if u.User != nil || u.RawQuery != "" || u.Fragment != "" {

@@ -349,7 +349,7 @@ func ServerURL(s string) (string, error) {
 		return "", errors.New("the server's URL has characters that cannot be printed")
 	}
 	u, err := url.Parse(s)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return "", fmt.Errorf("%q is no http or https URL", s)
 	}
 	return normalURL(u), nil

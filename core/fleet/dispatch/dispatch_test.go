@@ -228,6 +228,8 @@ func TestServerURL(t *testing.T) {
 		"ftp://host":                          "",
 		"gitlab.example.com":                  "",
 		"https://":                            "",
+		"http://:":                            "",
+		"https://:443/x":                      "",
 		"https://host/\x1b[31m":               "",
 		"https://" + strings.Repeat("x", 300): "",
 	} {

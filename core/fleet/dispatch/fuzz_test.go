@@ -45,7 +45,7 @@ func FuzzClaim(f *testing.F) {
 
 // FuzzServerURL normalizes any URL: the outcome is one that stays as it is.
 func FuzzServerURL(f *testing.F) {
-	for _, s := range []string{"https://GitLab.Example.com:443/sub/", "http://[::1]:80", "https://u:p@h/?q#f", "https://h/%2F/", "http://h:/"} {
+	for _, s := range []string{"https://GitLab.Example.com:443/sub/", "http://[::1]:80", "https://u:p@h/?q#f", "https://h/%2F/", "http://h:/", "http://:"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

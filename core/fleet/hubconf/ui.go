@@ -80,7 +80,7 @@ func origin(s string, tls bool) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%.200q is no URL", s)
 	}
-	if u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.Opaque != "" {
+	if u.Scheme != "https" && u.Scheme != "http" || u.Hostname() == "" || u.Opaque != "" {
 		return "", fmt.Errorf("%.200q is not https://HOST[:PORT]", s)
 	}
 	if u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.Contains(s, "#") || u.Path != "" && u.Path != "/" {

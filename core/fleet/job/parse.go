@@ -82,7 +82,7 @@ func (j *CiJob) Check() error {
 	}
 	httpURL := func(field, v string) {
 		switch u, err := url.Parse(v); {
-		case err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https"):
+		case err != nil || u.Hostname() == "" || (u.Scheme != "http" && u.Scheme != "https"):
 			fail("%s: no http or https URL", field)
 		case u.User != nil:
 			fail("%s: has credentials", field)
