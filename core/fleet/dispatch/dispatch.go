@@ -352,5 +352,10 @@ func ServerURL(s string) (string, error) {
 	if err != nil || u.Hostname() == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return "", fmt.Errorf("%q is no http or https URL", s)
 	}
-	return normalURL(u), nil
+	// A host may be written with escapes that stand for what no host has.
+	n := normalURL(u)
+	if again, err := url.Parse(n); err != nil || n != wire.Clean(n, MaxServerURL) || again.Hostname() == "" || normalURL(again) != n {
+		return "", fmt.Errorf("%q is no http or https URL", s)
+	}
+	return n, nil
 }

@@ -229,6 +229,7 @@ func TestServerURL(t *testing.T) {
 		"gitlab.example.com":                  "",
 		"https://":                            "",
 		"http://:":                            "",
+		"http://%80":                          "",
 		"https://:443/x":                      "",
 		"https://host/\x1b[31m":               "",
 		"https://" + strings.Repeat("x", 300): "",
