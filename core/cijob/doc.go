@@ -21,9 +21,10 @@
 // A stage without work is left out, but for the first three and the last. What
 // fails between get_sources and the first step leaves out the steps and
 // after_script; the caches and artifacts of a failed job are still kept. The
-// job's timeout and an immediate cancel leave out all that is to come. A graceful cancel stops the stage that runs and goes on with
-// after_script and with what a failed job keeps of caches and artifacts, when the
-// steps had begun; what follows the steps it does not stop.
+// job's timeout and an immediate cancel leave out all that is to come. A
+// graceful cancel stops the stage that runs and goes on with after_script and
+// with what a failed job keeps of caches and artifacts, when the steps had
+// begun; what follows the steps it does not stop.
 //
 // The scripts are this package's own. What they do and print is what the
 // recordings under vectors/ show of gitlab-runner; the tests compare.

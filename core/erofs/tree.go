@@ -96,8 +96,9 @@ type Skip func(dir, name string) bool
 // file that is there already stays. skip, when set, is asked for each name and
 // leaves out what it answers true to, with all below it; dir is the path in the
 // tree of the directory that it is in ("" = the root). It is called by several
-// goroutines at once. dir must not change until Write has ended: Write fails when a file is
-// then not the one that was there, of the same size and change time.
+// goroutines at once. dir must not change until Write has ended: Write fails when
+// a name has gone or become another kind of thing since, and when a file changes
+// while it is copied; one that was rewritten in between is packed as it then is.
 func (t *Tree) AddDir(ctx context.Context, dir, at string, skip Skip) error {
 	return t.add(ctx, &source{name: dir}, at, skip)
 }

@@ -21,3 +21,16 @@ func ReadSubject(text, path string) (shown string, selects bool, err error) {
 	s, shown, err := parseSubject(text)
 	return shown, err == nil && s.selects(&Claims{Instance: "gl", Project: 7, Path: path, Ref: "main", Protected: true}), err
 }
+
+// PeopleOf is the batch of a grant that is put (true) and dropped in turn.
+func PeopleOf(g Grant, puts ...bool) PeopleBatch {
+	t := &tx{s: Snapshot{Grants: map[string]Grant{}}}
+	for _, put := range puts {
+		if put {
+			t.grant(g)
+		} else {
+			t.dropGrant(g.Address)
+		}
+	}
+	return t.b.PeopleBatch
+}

@@ -164,20 +164,7 @@ func FuzzRelay(f *testing.F) {
 		if _, err := i.Dial(ctx, near, wire.Plaintext, wire.NewID(), dispatch.Versions); err != nil {
 			t.Fatalf("the hub does not take its relay any more: %v", err)
 		}
-		read := make(chan struct{})
-		go func() { // what the hub says is read, or it would wait
-			defer close(read)
-			for {
-				if _, err := near.Read(ctx); err != nil {
-					return
-				}
-			}
-		}()
-		for line := range bytes.SplitSeq(data, []byte("\n")) {
-			if near.Write(ctx, line) != nil {
-				break
-			}
-		}
+		read := sayLines(ctx, near, data)
 		near.CloseNow()
 		<-read
 		if err := <-ended; errors.Is(err, context.DeadlineExceeded) {

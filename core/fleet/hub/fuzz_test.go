@@ -54,20 +54,7 @@ func FuzzSession(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the hub does not take its node any more: %v", err)
 		}
-		read := make(chan struct{})
-		go func() { // what the hub says is read, or it would wait
-			defer close(read)
-			for {
-				if _, err := near.Read(ctx); err != nil {
-					return
-				}
-			}
-		}()
-		for line := range bytes.SplitSeq(data, []byte("\n")) {
-			if near.Write(ctx, line) != nil {
-				break
-			}
-		}
+		read := sayLines(ctx, near, data)
 		c.Close()
 		<-ended
 		<-read
@@ -130,4 +117,24 @@ func FuzzHandshake(f *testing.F) {
 			t.Errorf("the node is %+v", n)
 		}
 	})
+}
+
+// sayLines says each line of data, while what the hub says is read: it would
+// wait otherwise. heard is closed once the connection has ended.
+func sayLines(ctx context.Context, near *hubtest.End, data []byte) (heard <-chan struct{}) {
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for {
+			if _, err := near.Read(ctx); err != nil {
+				return
+			}
+		}
+	}()
+	for line := range bytes.SplitSeq(data, []byte("\n")) {
+		if near.Write(ctx, line) != nil {
+			break
+		}
+	}
+	return read
 }

@@ -226,56 +226,48 @@ func (h *Hub) People() PeopleOptions { return h.o.People }
 
 // The tx's part.
 
-func (t *tx) grant(g Grant) {
+// put has v be what key names, in a map of the snapshot and in the batch.
+func put[V any](t *tx, m *map[string]V, is *bool, puts *[]V, drops *[]string, key string, v V) {
 	t.touched++
-	own(&t.s.Grants, &t.ownGrants)
-	t.s.Grants[g.Address] = g
-	t.b.DropGrants = slices.DeleteFunc(t.b.DropGrants, func(a string) bool { return a == g.Address })
-	t.b.Grants = append(t.b.Grants, g)
+	own(m, is)
+	(*m)[key] = v
+	*puts = append(*puts, v)
+	*drops = slices.DeleteFunc(*drops, func(k string) bool { return k == key })
 	t.b.Durable = true
+}
+
+// drop reverses put; keyOf is the key of what is put.
+func drop[V any](t *tx, m *map[string]V, is *bool, puts *[]V, drops *[]string, key string, keyOf func(V) string) {
+	t.touched++
+	own(m, is)
+	delete(*m, key)
+	*puts = slices.DeleteFunc(*puts, func(v V) bool { return keyOf(v) == key })
+	*drops = append(*drops, key)
+	t.b.Durable = true
+}
+
+func (t *tx) grant(g Grant) {
+	put(t, &t.s.Grants, &t.ownGrants, &t.b.Grants, &t.b.DropGrants, g.Address, g)
 }
 
 func (t *tx) dropGrant(address string) {
-	t.touched++
-	own(&t.s.Grants, &t.ownGrants)
-	delete(t.s.Grants, address)
-	t.b.Grants = slices.DeleteFunc(t.b.Grants, func(g Grant) bool { return g.Address == address })
-	t.b.DropGrants = append(t.b.DropGrants, address)
-	t.b.Durable = true
+	drop(t, &t.s.Grants, &t.ownGrants, &t.b.Grants, &t.b.DropGrants, address, func(g Grant) string { return g.Address })
 }
 
 func (t *tx) link(k Link) {
-	t.touched++
-	own(&t.s.Links, &t.ownLinks)
-	t.s.Links[k.Hash] = k
-	t.b.Links = append(t.b.Links, k)
-	t.b.Durable = true
+	put(t, &t.s.Links, &t.ownLinks, &t.b.Links, &t.b.DropLinks, k.Hash, k)
 }
 
 func (t *tx) dropLink(hash string) {
-	t.touched++
-	own(&t.s.Links, &t.ownLinks)
-	delete(t.s.Links, hash)
-	t.b.Links = slices.DeleteFunc(t.b.Links, func(k Link) bool { return k.Hash == hash })
-	t.b.DropLinks = append(t.b.DropLinks, hash)
-	t.b.Durable = true
+	drop(t, &t.s.Links, &t.ownLinks, &t.b.Links, &t.b.DropLinks, hash, func(k Link) string { return k.Hash })
 }
 
 func (t *tx) uiSession(u UISession) {
-	t.touched++
-	own(&t.s.UISessions, &t.ownUISessions)
-	t.s.UISessions[u.Hash] = u
-	t.b.UISessions = append(t.b.UISessions, u)
-	t.b.Durable = true
+	put(t, &t.s.UISessions, &t.ownUISessions, &t.b.UISessions, &t.b.DropUISessions, u.Hash, u)
 }
 
 func (t *tx) dropUISession(hash string) {
-	t.touched++
-	own(&t.s.UISessions, &t.ownUISessions)
-	delete(t.s.UISessions, hash)
-	t.b.UISessions = slices.DeleteFunc(t.b.UISessions, func(u UISession) bool { return u.Hash == hash })
-	t.b.DropUISessions = append(t.b.DropUISessions, hash)
-	t.b.Durable = true
+	drop(t, &t.s.UISessions, &t.ownUISessions, &t.b.UISessions, &t.b.DropUISessions, hash, func(u UISession) string { return u.Hash })
 }
 
 // quiet bounds the audit lines that anybody with an account at the provider can

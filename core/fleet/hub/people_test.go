@@ -388,3 +388,21 @@ func TestEndUISessions(t *testing.T) {
 		}
 	})
 }
+
+// TestPutAndDroppedAtOnce: changes of one key that are stored together leave the
+// last one alone in the batch, whose order a store does not know.
+func TestPutAndDroppedAtOnce(t *testing.T) {
+	g := hub.Grant{Address: "a@b", Role: hub.Viewer}
+	for _, c := range []struct {
+		puts []bool
+		want hub.PeopleBatch
+	}{
+		{[]bool{true, false}, hub.PeopleBatch{Grants: []hub.Grant{}, DropGrants: []string{"a@b"}}},
+		{[]bool{false, true}, hub.PeopleBatch{Grants: []hub.Grant{g}, DropGrants: []string{}}},
+		{[]bool{true, false, true}, hub.PeopleBatch{Grants: []hub.Grant{g}, DropGrants: []string{}}},
+	} {
+		if got := hub.PeopleOf(g, c.puts...); len(got.Grants) != len(c.want.Grants) || len(got.DropGrants) != len(c.want.DropGrants) {
+			t.Errorf("%v: %+v, want %+v", c.puts, got, c.want)
+		}
+	}
+}
