@@ -466,3 +466,21 @@ func TestRefusals(t *testing.T) {
 		t.Error("a symlink was followed")
 	}
 }
+
+// TestLargestInodes: files whose content all lies beside their inodes, as long as
+// it may be, take all the room that there is for inodes, and no more.
+func TestLargestInodes(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 598 { // two whole parts, and one of 86 = 3*28 + 2
+		write(t, dir, fmt.Sprintf("f%03d", i), bytes.Repeat([]byte{byte(i)}, 1024), 0o644)
+	}
+	tree := erofs.New()
+	if err := tree.AddDir(t.Context(), dir, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	image, st := pack(t, tree)
+	diff(t, listing(t, extract(t, image), ""), listing(t, dir, ""))
+	if st.Bytes <= 0 || st.Bytes >= st.Length {
+		t.Errorf("%d bytes of a file of %d, which has room that is not used", st.Bytes, st.Length)
+	}
+}

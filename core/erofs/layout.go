@@ -49,6 +49,7 @@ type layout struct {
 	late   []*node // those of files whose time is told by the newest file
 	place  place   // of the first file
 	end    place   // behind the last
+	limit  int64   // block at which the room for inodes ends
 	newest atomic.Int64
 }
 
@@ -78,6 +79,7 @@ func (t *Tree) plan() (*layout, error) {
 	parts := (len(l.files) + partFiles - 1) / partFiles
 	l.place.meta = (off + blockSize - 1) / blockSize
 	l.place.data = l.place.meta + int64((len(l.files)+inodesInBlock-1)/inodesInBlock+parts)
+	l.limit = l.place.data
 	for _, n := range l.dirs {
 		if rest := n.size - int64(n.tail); rest > 0 {
 			n.block = l.place.data

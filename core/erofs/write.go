@@ -116,6 +116,9 @@ func (l *layout) fill(ctx context.Context, out *os.File, copied func(*node)) err
 		return err
 	}
 	l.end = <-turns[len(parts)]
+	if l.end.meta > l.limit { // inodes would lie on content
+		return fmt.Errorf("the files' inodes take %d blocks, room is for %d", l.end.meta-l.place.meta, l.limit-l.place.meta)
+	}
 	dirs := l.dirParts()
 	if err := work(dirs, func(c *copier, i int) error { return c.dirs(dirs[i]) }); err != nil {
 		return err
